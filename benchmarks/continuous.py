@@ -30,7 +30,8 @@ from game_events.config.settings import Settings
 from game_events.pipeline.offsets import next_offsets
 from game_events.plugins.local.producer.produce import produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.factory import make_source
+from game_events.sources.source import Source
 from game_events_tests.support.commands import GAME_EVENTS
 
 GAMES = 10
@@ -245,7 +246,7 @@ def _produced(
     arena: Arena, settings: Settings, loop: subprocess.Popen[str], watch: CommitWatch, producer: subprocess.Popen[str]
 ) -> tuple[int, Samples]:
     """Look at the loop while the producer works. Returns the records it sent."""
-    samples, topic = Samples(), KafkaSource(settings)
+    samples, topic = Samples(), make_source(settings)
     while producer.poll() is None:
         time.sleep(SAMPLE_S)
         assert loop.poll() is None, "the loop has ended"
@@ -260,7 +261,7 @@ def _produced(
     return int(out.splitlines()[-1]), samples
 
 
-def lag_of(topic: KafkaSource, settings: Settings) -> int:
+def lag_of(topic: Source, settings: Settings) -> int:
     """Records of the topic that are not in bronze yet."""
     now = topic.snapshot()
     read = next_offsets(DeltaTable(f"{settings.lakehouse}/bronze_events"), now.latest)

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
@@ -22,6 +21,7 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.source import MicroBatch, Reading, ReadNotes, plan_micro_batch
+from game_events.workers.job import WorkerJob, task_numbers
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"

@@ -24,8 +24,8 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema, make_decoder
 from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze.worker import BronzeTask
 from game_events.sources.source import BATCH_RECORDS, Reading, ReadNotes, columns_of
+from game_events.workers.decode import BronzeTask
 
 CUSTOM = 10
 FIELDS = ("game_name", "gamer_id", "event_timestamp", "device_id", *(f"col_custom_{i}" for i in range(CUSTOM)))

@@ -13,7 +13,7 @@ from benchmarks.continuous import GAMES, STOP_S, lag_of, loop_process, rows_of, 
 from benchmarks.figures import Figure, Target
 from game_events.plugins.local.producer.produce import produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.factory import make_source
 
 WARM_EVENTS = 20_000
 #: Events a second, one step after the other on the same tables, and how long each is sent.
@@ -29,7 +29,7 @@ def rates(arena: Arena) -> list[Figure]:
     with arena.lakehouse() as root:
         settings = settings_for(arena.folder, TOPIC, root)
         produce_bulk(settings, BulkSimulation(records=WARM_EVENTS, games=GAMES, versions=2), partitions=8)
-        topic = KafkaSource(settings)
+        topic = make_source(settings)
         with loop_process(arena, settings) as loop:
             until(lambda: rows_of(root, "gold"), "the warm-up", loop)
             for rate in RATES:

@@ -25,11 +25,11 @@ from game_events.lakehouse.tables import EXPORT_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.plugins.export.result import Export
-from game_events.plugins.export.run import export_rows
+from game_events.plugins.export.run import Export, export_rows
 from game_events_tests.support.commands import GAME_EVENTS
 
-GAMES, ROWS = 10, 21_932
+GAMES = 10
+ROWS = 21_932
 #: Rows of a part, for one call at a time in each task: what such a rate is does not depend on how many rows there are.
 PART_ROWS = 2_400
 #: Rows per call -> how long the receiver takes for a call, in ms.
@@ -51,23 +51,23 @@ def rest(arena: Arena) -> list[Figure]:
         child = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if child.returncode != 0:
         raise RuntimeError(f"the export ended with {child.returncode}: {child.stderr[-2000:]}")
-    found = json.loads(child.stdout.splitlines()[-1])
-    for cell in found:
+    measured = json.loads(child.stdout.splitlines()[-1])
+    for cell in measured:
         name = f"rest, {cell['rows_per_call']} rows/call, {cell['tasks']} tasks x {cell['calls']} calls"
         arena.add(Step(name, GAMES, 0, cell["rows"], cell["seconds"], 0.0, cell["cpu_s"], _said(cell)))
-    return figures(found)
+    return figures(measured)
 
 
-def figures(found: list[dict[str, float]]) -> list[Figure]:
+def figures(measured: list[dict[str, float]]) -> list[Figure]:
     """Lines of the table; cells with one call at a time have no target: 4 tasks x 1 call / 34 ms are 118 rows/s at most."""
     lines = []
-    for cell in found:
+    for cell in measured:
         theirs = THEIRS[int(cell["rows_per_call"]), int(cell["tasks"])]
         name = f"REST, {cell['rows_per_call']:.0f} rows/call, {cell['tasks']:.0f} tasks x {cell['calls']:.0f} calls at once"
         target = Target(">=", theirs) if cell["calls"] > 1 else None
         if cell["calls"] > 1 and (cell["rows_per_call"], cell["tasks"]) == (10, TASKS):
             target = Target(">=", AHEAD * theirs)
-        alone = next(c for c in found if c["rows_per_call"] == cell["rows_per_call"] and c["calls"] == cell["calls"])
+        alone = next(c for c in measured if c["rows_per_call"] == cell["rows_per_call"] and c["calls"] == cell["calls"])
         scaling = cell["rows_per_s"] / alone["rows_per_s"]
         note = f"theirs {theirs:,} on 16 cores; {_said(cell)}; {scaling:.2f}x of {alone['tasks']:.0f} tasks"
         lines.append(Figure(name, "rows/s", [cell["rows_per_s"]], target, note))
@@ -120,15 +120,15 @@ def cells(lakes: dict[int, Settings], session: SparkSession) -> list[dict[str, f
             rest_tasks=TASKS,
             rest_calls_per_task=CALLS_AT_ONCE,
         )
-    found = []
+    measured = []
     for rows_per_call, latency_ms in LATENCY_MS.items():
         for calls in (1, CALLS_AT_ONCE):
             for tasks in (4, 8, TASKS):
                 with receiver(latency_ms) as url:
                     rows = ROWS if calls > 1 else PART_ROWS
                     more = {"rest_url": SecretStr(url), "rest_tasks": tasks, "rest_calls_per_task": calls}
-                    found.append(_cell(lakes[rows], session, rows, rows_per_call, **more))
-    return found
+                    measured.append(_cell(lakes[rows], session, rows, rows_per_call, **more))
+    return measured
 
 
 def _cell(settings: Settings, session: SparkSession, rows: int, rows_per_call: int, **more: Any) -> dict[str, float]:  # noqa: ANN401 - settings
@@ -136,7 +136,9 @@ def _cell(settings: Settings, session: SparkSession, rows: int, rows_per_call: i
     for name in EXPORT_TABLES:
         rmtree(Path(settings.lakehouse) / name, ignore_errors=True)
     chosen = settings.model_copy(update={**more, "rest_rows_per_call": rows_per_call})
-    report, began, cpu = RunReport(), time.monotonic(), _cpu_s()
+    report = RunReport()
+    began = time.monotonic()
+    cpu = _cpu_s()
     export_rows(Pipeline(chosen, lambda: session), report)
     done = report.part(Export)
     assert done is not None

@@ -37,7 +37,7 @@ STEPS = {
     ("game_events/decoding/", ""): "schemas",
     ("pipeline/schemas/", ""): "schemas",
     ("pipeline/bronze/", ""): "bronze: plans",
-    ("pipeline/fanout/", ""): "plans of the one pass",
+    ("pipeline/fanout.py", ""): "plans of the one pass",
     ("pipeline/silver/", ""): "silver: plans",
     ("pipeline/gold/", ""): "gold: plans",
     ("pipeline/checks/", ""): "checks",

@@ -16,7 +16,7 @@ from benchmarks.memory import tree_cpu_s
 from game_events.config.settings import Settings
 from game_events.plugins.local.producer.produce import produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation
-from game_events.plugins.local.spark_server import WarmSpark
+from game_events.plugins.local.up import WarmSpark
 from game_events_tests.support.commands import GAME_EVENTS
 
 TOPIC, RECORDS, GAMES = "bench_starts", 1_000, 7

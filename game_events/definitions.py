@@ -5,16 +5,9 @@ import dagster as dg
 from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
-from game_events.orchestration.alert_sensors import (
-    build_alerts,
-    build_data_alarms,
-    build_dead_runs,
-    build_status,
-    build_status_sensor,
-)
 from game_events.orchestration.assets import build_automation, build_tables
-from game_events.orchestration.checks import build_check_schedule, build_checks, build_rule_checks
-from game_events.orchestration.continuous import build_continuous, build_continuous_mode
+from game_events.orchestration.checks import build_check_schedule, build_checks, build_rule_checks, build_status
+from game_events.orchestration.continuous import build_continuous
 from game_events.orchestration.jobs import (
     build_hourly_maintenance,
     build_layers,
@@ -25,7 +18,7 @@ from game_events.orchestration.jobs import (
     build_validate,
 )
 from game_events.orchestration.resources import Graph, TableLoader
-from game_events.orchestration.sensors import build_kafka_lag, build_new_games, build_schema_versions
+from game_events.orchestration.sensors import SENSORS
 from game_events.plugin import parts
 
 
@@ -58,26 +51,12 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             build_validate(graph, lambda: build_defs(settings)),
         ],
         schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
-        sensors=_sensors(graph),
+        sensors=[*(sensor.build(graph) for sensor in SENSORS), build_automation(graph)],
         resources={**graph.resources, graph.keys.named("tables"): TableLoader(spark=graph.spark, source=graph.source)},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
     )
     return dg.Definitions.merge(own, *(build(graph) for build in parts("definitions")))
-
-
-def _sensors(graph: Graph) -> list[dg.SensorDefinition]:
-    return [
-        build_kafka_lag(graph),
-        build_schema_versions(graph),
-        build_new_games(graph),
-        build_automation(graph),
-        build_dead_runs(graph),
-        build_alerts(graph),
-        build_data_alarms(graph),
-        build_continuous_mode(graph),
-        build_status_sensor(graph),
-    ]
 
 
 @dg.definitions

@@ -116,3 +116,8 @@ def folded(name: str) -> str:
     sign is a k.
     """
     return name.lower()
+
+
+def many(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

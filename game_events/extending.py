@@ -230,7 +230,8 @@ def gold_aggregate(
         measures = _measures(given, name, columns, where) if mode == "merge" else {}
         function = given if mode == "recompute" else None
         about = description if description is not None else inspect.getdoc(given) or ""
-        definition, chosen = _definition(mode, columns, measures, given), _games(games, where)
+        definition = _definition(mode, columns, measures, given)
+        chosen = _games(games, where)
         made = GoldAggregate(name, mode, columns, measures, function, chosen, interval_s, about, definition, where)
         setattr(given, DECLARATION, made)
         return given
@@ -263,28 +264,36 @@ def _games(given: Iterable[str] | None, where: str) -> frozenset[str]:
 
 def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], where: str) -> dict[str, Measure]:
     try:
-        found = function()
+        measures = function()
     except Exception as error:
         raise ConfigurationError(f"{where}: {function.__name__}() of gold aggregate {name} raised {error!r}") from error
-    if not isinstance(found, dict) or not found or not all(isinstance(m, Measure) for m in found.values()):
+    if not isinstance(measures, dict) or not measures or not all(isinstance(m, Measure) for m in measures.values()):
         raise ConfigurationError(
             f"{where}: {function.__name__}() of gold aggregate {name} must give a dictionary column -> count(), sum_of(...), "
-            f"min_of(...) or max_of(...); it gave {found!r}. What does not merge needs mode='recompute'"
+            f"min_of(...) or max_of(...); it gave {measures!r}. What does not merge needs mode='recompute'"
         )
-    apart = [c for c, measure in found.items() if not measure.merges]
+    apart = [column for column, measure in measures.items() if not measure.merges]
     if apart:
         raise ConfigurationError(
             f"{where}: columns {', '.join(map(repr, apart))} of gold aggregate {name} count or sum DISTINCT values, which "
             "cannot be merged: each refresh would count a value again. It needs mode='recompute'"
         )
+    problem = problem_with_columns(measures, keys)
+    if problem is not None:
+        raise ConfigurationError(f"{where}: columns of gold aggregate {name}: {problem}")
+    return measures
+
+
+def problem_with_columns(columns: Iterable[object], keys: Iterable[str]) -> str | None:
+    """The first column that an aggregate cannot have beside its keys, however it is declared."""
     taken = set(map(folded, keys))
-    bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c) or folded(c) in taken]
-    if bad or len(set(map(folded, found))) != len(found):
-        raise ConfigurationError(
-            f"{where}: columns {', '.join(map(repr, bad or found))} of gold aggregate {name}: each must match "
-            f"{COLUMN_PATTERN}, and be there once, keys included"
-        )
-    return found
+    for column in columns:
+        if not isinstance(column, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], column):
+            return f"{column!r} cannot name a column: it must match {COLUMN_PATTERN}"
+        if folded(column) in taken:
+            return f"{column!r} is used twice, the key's and the entity's column included"
+        taken.add(folded(column))
+    return None
 
 
 def _definition(mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure], function: Callable[..., Any]) -> str:

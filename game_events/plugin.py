@@ -45,7 +45,7 @@ class Plugin:
         packages: importable packages that come with the extra.
         settings: a class of settings (`config.groups.SettingsGroup`).
         commands: name -> command.
-        sources: value of the setting `source` -> function `(SourceContext) -> Source`.
+        sources: value of the setting `source` -> class, a `sources.source.Source`, which shows what it takes.
         definitions: function `(Graph) -> dagster.Definitions`.
         checks: sequence of `TableCheck`: asset checks beside those of the core.
         doctor: function `(Settings) -> Mapping[str, Callable[[], str]]`: what `game-events doctor` checks beside the core, by

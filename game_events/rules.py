@@ -76,12 +76,12 @@ def all_rules(settings: Iterable[Rule], modules: Iterable[object]) -> tuple[Rule
     Raises:
         ConfigurationError: a list holds other values than rules, or a name is used twice in its layer.
     """
-    found = list(settings)
+    rules = list(settings)
     for item in modules:
         if not isinstance(item, Rule):
             raise ConfigurationError(f"RULES of a module of GAME_EVENTS_EXTENSIONS holds {item!r}: only game_events.rules.Rule")
-        found.append(item)
+        rules.append(item)
     try:
-        return require_unique(tuple(found))
+        return require_unique(tuple(rules))
     except ValueError as error:
         raise ConfigurationError(f"{error} (GAME_EVENTS_RULES and the modules of GAME_EVENTS_EXTENSIONS together)") from None

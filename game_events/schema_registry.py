@@ -6,10 +6,10 @@ Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /s
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.request import getproxies
 
 import httpx2
@@ -20,7 +20,7 @@ from game_events.config.http_bounds import bounded
 from game_events.config.masking import without_secrets
 from game_events.config.network import UNTRUSTED
 from game_events.config.settings import Settings
-from game_events.decoding.frame import MAX_TEXT, MAX_TEXTS, RegistrySchema
+from game_events.decoding.frame import MAX_TEXT, MAX_TEXTS, RegistrySchema, SchemaId
 from game_events.errors import ConfigurationError, DataError, TransientError
 
 log = logging.getLogger(__name__)
@@ -134,6 +134,24 @@ def registry_client(
     return client
 
 
+class SchemaLookup(Protocol):
+    """Schemas by id: the registry, or what a source puts before it, as its records bring schemas along."""
+
+    url: str
+
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
+        """The schema of an id or GUID; None: unknown; TransientError, ConfigurationError: there is no answer."""
+
+    def version_numbers(self, subject: str) -> list[int]:
+        """Versions of a subject; empty: it is unknown."""
+
+    def versions(self, subject: str) -> list[SubjectVersion]:
+        """The same with the ids of their schemas."""
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Schemas that came with the records; a registry has no use for them."""
+
+
 class SchemaRegistry:
     """Read-only client. Every answer is bounded in time and in bytes; raises only this project's errors.
 
@@ -206,6 +224,9 @@ class SchemaRegistry:
     def version_numbers(self, subject: str) -> list[int]:
         """The version numbers of a subject: one call."""
         return self._call(f"subject {subject!r}", lambda: sorted(map(int, self._client.get_versions(subject) or []))) or []
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Schemas that came with records: the registry has its own."""
 
     def newest(self, subject: str) -> tuple[int, int] | None:
         """Number and schema id of a subject's newest version, or None if there is none: one call."""

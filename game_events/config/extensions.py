@@ -47,10 +47,11 @@ def load_extensions(names: Iterable[str]) -> Extensions:
 
 def extensions_of(settings: Settings) -> Extensions:
     """The extensions of the settings, with names of assets; raises as `load_extensions`, and for ambiguous names of tables."""
-    found, names = load_extensions(settings.extensions), settings.names
-    _check_names(found.aggregates, {names.aggregate: "`aggregate` in GAME_EVENTS_NAMES"})
-    assets = {a.name: names.asset(f"gold_{a.name}") for a in found.aggregates}
-    return replace(found, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in found.aggregates))
+    extensions = load_extensions(settings.extensions)
+    names = settings.names
+    _check_names(extensions.aggregates, {names.aggregate: "`aggregate` in GAME_EVENTS_NAMES"})
+    assets = {a.name: names.asset(f"gold_{a.name}") for a in extensions.aggregates}
+    return replace(extensions, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in extensions.aggregates))
 
 
 @lru_cache
@@ -67,13 +68,13 @@ def _load(names: tuple[str, ...]) -> Extensions:
         if not isinstance(listed, list | tuple):
             raise ConfigurationError(f"{SETTING}: {RULES} of {name} ({module.__file__}) must be a list")
         rules += listed
-    found = Extensions(
+    extensions = Extensions(
         tuple(d for d in declared.values() if isinstance(d, SilverTransformation)),
         tuple(d for d in declared.values() if isinstance(d, GoldAggregate)),
         tuple(rules),
     )
-    _check_names(found.aggregates, {PLAYER_AGG: BUILT_IN})
-    return found
+    _check_names(extensions.aggregates, {PLAYER_AGG: BUILT_IN})
+    return extensions
 
 
 def _module(name: str) -> ModuleType:

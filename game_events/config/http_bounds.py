@@ -71,7 +71,8 @@ class _BoundedStream(httpx2.SyncByteStream):
     """An answer limited in bytes."""
 
     def __init__(self, stream: httpx2.SyncByteStream, most: int) -> None:
-        self._stream, self._most = stream, most
+        self._stream = stream
+        self._most = most
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the pieces; DataError if it is too long."""

@@ -115,14 +115,14 @@ def forms_of(secret: str) -> set[str]:
     """A secret, plain and as encoded in JSON, Python's `repr`, a JAAS login, an address or a header."""
     if len(secret) < MIN_SECRET_CHARS:
         return set()
-    found = {secret}
+    forms = {secret}
     for _ in range(2):  # the `repr` of a JSON text, say
-        found |= {form for known in found for form in _escaped(known)}
+        forms |= {form for known in forms for form in _escaped(known)}
     for known in (secret, secret.strip()):
-        found |= {quote(known, safe=""), quote(known), quote_plus(known)}
+        forms |= {quote(known, safe=""), quote(known), quote_plus(known)}
         encoded = base64.b64encode(known.encode()).decode()
-        found |= {encoded, encoded.rstrip("="), base64.urlsafe_b64encode(known.encode()).decode().rstrip("=")}
-    return {form for form in found if len(form) >= MIN_SECRET_CHARS}
+        forms |= {encoded, encoded.rstrip("="), base64.urlsafe_b64encode(known.encode()).decode().rstrip("=")}
+    return {form for form in forms if len(form) >= MIN_SECRET_CHARS}
 
 
 def _escaped(text: str) -> Iterator[str]:
@@ -137,33 +137,45 @@ def _escaped(text: str) -> Iterator[str]:
 
 
 def _secrets(settings: Settings | None) -> set[str]:
-    found = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
+    """All values that are secrets: of the environment, and of the settings, if they can be read."""
+    secrets = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
     if settings is None:
-        return found
+        return secrets
+    secrets.update(_secret_settings(settings))
+    secrets.update(_login_secrets(settings))
+    for group in groups_of(type(settings)):
+        secrets.update(group.further_secrets(settings))
+    secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
+    secrets |= secret_parts(value_of(settings.alert_webhook_url) or "")
+    return secrets
+
+
+def _secret_settings(settings: Settings) -> Iterator[str]:
     for name, value in settings:
         for option, item in value.items() if isinstance(value, dict) else [(name, value)]:
             if isinstance(item, SecretStr) and not _HARMLESS.match(option):
-                found.add(item.get_secret_value())
-    options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
-    logins = [
-        (options.get("sasl.username"), options.get("sasl.password")),
-        login_of(options.get("sasl.jaas.config", "")) or (None, None),
-        (settings.schema_registry_user, value_of(settings.schema_registry_password)),
-    ]
-    for group in groups_of(type(settings)):
-        logins += group.logins(settings)
-        found.update(group.further_secrets(settings))
-    for user, password in logins:
+                yield item.get_secret_value()
+    for part in (settings.spark_remote or "").split(";"):
+        if part.strip().lower().startswith("token="):
+            yield part.partition("=")[2]
+
+
+def _login_secrets(settings: Settings) -> Iterator[str]:
+    for user, password in _logins(settings):
         if password is not None:
+            yield password
             # The header of basic authentication holds `user:password`.
-            found |= {password, base64.b64encode(f"{user or ''}:{password}".encode()).decode()}
-    if settings.spark_remote:
-        found |= {
-            part.partition("=")[2] for part in settings.spark_remote.split(";") if part.strip().lower().startswith("token=")
-        }
-    found |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
-    found |= secret_parts(value_of(settings.alert_webhook_url) or "")
-    return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}
+            yield base64.b64encode(f"{user or ''}:{password}".encode()).decode()
+
+
+def _logins(settings: Settings) -> Iterator[tuple[str | None, str | None]]:
+    """Users and passwords."""
+    options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+    yield options.get("sasl.username"), options.get("sasl.password")
+    yield login_of(options.get("sasl.jaas.config", "")) or (None, None)
+    yield settings.schema_registry_user, value_of(settings.schema_registry_password)
+    for group in groups_of(type(settings)):
+        yield from group.logins(settings)
 
 
 def secret_parts(address: str) -> set[str]:
@@ -192,8 +204,8 @@ def is_credential(name: str, value: str) -> bool:
 
 def login_of(jaas: str) -> tuple[str, str] | None:
     """User and password of a Java login (`sasl.jaas.config`)."""
-    found = _JAAS.search(jaas)
-    if found is None:
+    login = _JAAS.search(jaas)
+    if login is None:
         return None
-    user, password = (re.sub(r"\\(.)", r"\1", part) for part in found.groups())
+    user, password = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
     return user, password

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from game_events.errors import folded
-from game_events.extending import COLUMN_PATTERN, PLAYER_AGG, Measure, count, max_of, min_of, sum_of
+from game_events.extending import PLAYER_AGG, Measure, count, max_of, min_of, problem_with_columns, sum_of
 
 #: Valid names of games: part of table names, never normalised.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
@@ -109,13 +109,12 @@ class Names(BaseModel):
         Without tables of pipelines with another prefix, recognised by their table `{prefix}progress`, and without tables with
         the name of another table's key.
         """
-        found = {name: self._key_of(name) for name in sorted(names)}
-        others = tuple(
-            name.removesuffix("progress") for name, key in found.items() if key is None and name.endswith("_progress")
-        )
-        strange = (n for n, key in found.items() if key is None and self.name_of(n) == n and not n.startswith(others))
-        mine = {name: key for name, key in found.items() if key is not None}
-        return [mine.get(name, name) for name in sorted({*mine, *strange})]
+        own = {name: self._key_of(name) for name in names}
+        strange = [name for name, key in own.items() if key is None]
+        prefixes = tuple(name.removesuffix(PROGRESS) for name in strange if name.endswith(f"_{PROGRESS}"))
+        keys = {name: key for name, key in own.items() if key is not None}
+        keys |= {name: name for name in strange if self.name_of(name) == name and not name.startswith(prefixes)}
+        return [keys[name] for name in sorted(keys)]
 
     def silver_path(self) -> str:
         """Pattern of a file of a silver table, with the entity as its one group."""
@@ -170,13 +169,11 @@ _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
 
 def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
-    """The first error in some columns that can be found without Spark; `taken`: names of the key's and the entity's column."""
-    lower = [folded(name) for name in (*columns, *taken)]
+    """The first error in some columns that can be read without Spark; `taken`: names of the key's and the entity's column."""
+    wrong_name = problem_with_columns(columns, taken)
+    if wrong_name is not None:
+        return wrong_name
     for name, sql in columns.items():
-        if not re.fullmatch(COLUMN_PATTERN[1:-1], name):
-            return f"{name!r} cannot name a column: it must match {COLUMN_PATTERN}"
-        if lower.count(folded(name)) > 1:
-            return f"{name!r} is used twice, or is the key's or the entity's column"
         wrong = _wrong(sql)
         if wrong is not None:
             return f"{name}: {wrong}"
@@ -188,22 +185,24 @@ def _wrong(sql: str) -> str | None:
     bare = without_texts(sql)
     if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
         return f"{sql!r} is no aggregate: write it like max(temperature)"
-    if (called := foreign_call(sql)) is not None:
+    called = foreign_call(sql)
+    if called is not None:
         return f"{called} in {sql!r} runs other code: a column is computed from a key's rows and nothing else"
     if holds_query(sql) or _REFUSED.search(bare):
         return f"{sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
-    changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
-    if changing or reads_clock(sql):
-        what = changing[1] if changing else "the clock"
-        only = "; first(x) and last(x) must be the whole expression" if changing and _UNORDERED.match(changing[0]) else ""
-        return f"{what} in {sql!r} is not deterministic{only}"
-    return None
+    changing = _CHANGING.search(bare)
+    if changing is None and not _is_by_time(sql):
+        changing = _UNORDERED.search(bare)
+    if changing is not None:
+        only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""
+        return f"{changing[1]} in {sql!r} is not deterministic{only}"
+    return f"the clock in {sql!r} is not deterministic" if reads_clock(sql) else None
 
 
 def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:
     """Column -> measure, if every column can be merged; else None."""
-    found = {name: measure for name, sql in columns.items() if (measure := _measure(sql)) is not None}
-    return found if len(found) == len(columns) else None
+    parsed = {name: measure for name, sql in columns.items() if (measure := _measure(sql)) is not None}
+    return parsed if len(parsed) == len(columns) else None
 
 
 def expression(sql: str, time_column: str) -> str:
@@ -237,9 +236,9 @@ def _measure(sql: str) -> Measure | None:
 
 def _whole_call(sql: str) -> tuple[str, str] | None:
     """(lower-case function, text in its brackets), if the whole expression is one call with one argument."""
-    found = _CALL.fullmatch(sql)
-    inside = _outside(found[2]) if found is not None else None
-    return None if found is None or inside is None or "," in inside else (found[1].lower(), found[2])
+    call = _CALL.fullmatch(sql)
+    inside = _outside(call[2]) if call is not None else None
+    return None if call is None or inside is None or "," in inside else (call[1].lower(), call[2])
 
 
 def _outside(sql: str) -> str | None:
@@ -285,9 +284,9 @@ def without_texts_and_comments(sql: str) -> str:
     return _TEXT_OR_COMMENT.sub(_left, sql)
 
 
-def _left(found: re.Match[str]) -> str:
-    called = found[0].startswith("`") and _BRACKET.match(found.string, found.end()) is not None
-    return found[0].strip("`") if called else " x "
+def _left(text: re.Match[str]) -> str:
+    called = text[0].startswith("`") and _BRACKET.match(text.string, text.end()) is not None
+    return text[0].strip("`") if called else " x "
 
 
 def holds_query(sql: str) -> bool:
@@ -297,8 +296,8 @@ def holds_query(sql: str) -> bool:
 
 def foreign_call(sql: str) -> str | None:
     """The function of an expression that runs any other code; None if there is none."""
-    found = _FOREIGN.search(without_texts_and_comments(sql))
-    return None if found is None else found[1]
+    call = _FOREIGN.search(without_texts_and_comments(sql))
+    return None if call is None else call[1]
 
 
 def reads_clock(sql: str) -> bool:
@@ -308,8 +307,8 @@ def reads_clock(sql: str) -> bool:
 
 def columns_in(sql: str, columns: Iterable[str]) -> set[str]:
     """The columns that an expression may use: those whose names it has; for a `*`, all of them."""
-    found = words(sql)
-    return {name for name in columns if "*" in sql or words(name) <= found}
+    used = words(sql)
+    return {name for name in columns if "*" in sql or words(name) <= used}
 
 
 def words(sql: str) -> set[str]:

@@ -64,18 +64,23 @@ def unencrypted(settings: Settings) -> list[str]:
     ]
     for group in groups_of(type(settings)):
         receivers += group.receivers(settings)
-    found: list[str] = []
-    for receiver in receivers:
-        addresses = split_names(receiver.address or "")
-        if any(address.startswith("http://") and not at_loopback(address) for address in addresses):
-            found.append(f"GAME_EVENTS_{receiver.setting} is http://: {receiver.what} can be read on the way; use https://")
-    protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
-    brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
-    if protocol.upper() == "SASL_PLAINTEXT" and settings.source == "kafka" and not all(map(is_loopback, brokers)):
-        found.append(
+    messages = [
+        f"GAME_EVENTS_{receiver.setting} is http://: {receiver.what} can be read on the way; use https://"
+        for receiver in receivers
+        if any(a.startswith("http://") and not at_loopback(a) for a in split_names(receiver.address or ""))
+    ]
+    if settings.source == "kafka" and _sends_plain_login(settings):
+        messages.append(
             "GAME_EVENTS_KAFKA_OPTIONS has security.protocol=SASL_PLAINTEXT: Kafka's login can be read on the way; use SASL_SSL"
         )
-    return found
+    return messages
+
+
+def _sends_plain_login(settings: Settings) -> bool:
+    """Whether Kafka's login goes to another machine without encryption."""
+    protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
+    brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
+    return protocol.upper() == "SASL_PLAINTEXT" and not all(map(is_loopback, brokers))
 
 
 T = TypeVar("T")

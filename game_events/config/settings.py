@@ -206,6 +206,16 @@ def groups_of(settings: type[BaseSettings]) -> Iterator[type[SettingsGroup]]:
             yield group
 
 
+def _secrets_folder() -> str | None:
+    named = os.environ.get(ENV_PREFIX + "CONFIG")
+    if named and not Path(named).is_file():
+        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
+    secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
+    if secrets and not Path(secrets).is_dir():
+        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
+    return secrets
+
+
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     """Read and validate the settings.
 
@@ -218,12 +228,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
             raise ConfigurationError(f"{name!r} {_no_setting(name)}")
     for text in misspelt():
         _warn_once(text)
-    named = os.environ.get(ENV_PREFIX + "CONFIG")
-    if named and not Path(named).is_file():
-        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
-    secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
-    if secrets and not Path(secrets).is_dir():
-        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
+    secrets = _secrets_folder()
     try:
         return settings_class()(_secrets_dir=secrets, **overrides)
     except ValidationError as error:
@@ -240,15 +245,15 @@ def misspelt() -> list[str]:
         in_file = dotenv_values(".env")
     except (OSError, UnicodeDecodeError):  # reading the settings reports it
         in_file = {}
-    found: list[str] = []
+    messages: list[str] = []
     for variable in sorted({*os.environ, *in_file}):
         if not variable.upper().startswith(ENV_PREFIX):
             continue
         name = variable[len(ENV_PREFIX) :].lower()
         if name not in settings_class().model_fields and name not in NO_SETTINGS and not name.startswith(TESTS_PREFIX):
             where = "" if variable in os.environ else ".env: "
-            found.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
-    return found
+            messages.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
+    return messages
 
 
 def _no_setting(name: str, prefix: str = "") -> str:

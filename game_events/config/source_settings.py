@@ -9,12 +9,17 @@ from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, field_vali
 from pydantic_settings import NoDecode
 
 from game_events.config.pipeline_settings import Address, NameList, SettingsGroup, split_names
+from game_events.plugin import installed
 
 #: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
 _Number = Annotated[int, Field(ge=0)]
 #: As in Spark's Kafka source: a word, or topic -> partition -> offset (-2: earliest, -1: latest).
 StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annotated[int, Field(ge=-2)]]]
+
+
+#: Kind of source that another setting than `source` chooses.
+TABLE = "table"
 
 
 class KafkaSettings(SettingsGroup):
@@ -116,8 +121,8 @@ class FileSettings(SettingsGroup):
     group: ClassVar[str] = "files"
 
     # --- files as the source (docs/sources.md)
-    source: Literal["kafka", "files"] = "kafka"
-    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"""
+    source: str = "kafka"
+    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic; or a plug-in's source"""
     files_path: Address | None = None
     """folder, or prefix of an object store (`s3://bucket/prefix`)"""
     files_pattern: str = Field("*", min_length=1)
@@ -139,14 +144,27 @@ class FileSettings(SettingsGroup):
     files_bytes_per_batch: int = Field(2**30, ge=1)
     """bytes of the files of one bronze commit, beyond the first file"""
 
+    @field_validator("source")
+    @classmethod
+    def _installed(cls, value: str) -> str:
+        kinds = ["kafka", *(kind for plugin in installed() for kind in plugin.sources if kind != TABLE)]
+        if value not in kinds:
+            raise ValueError(f"must be one of {', '.join(kinds)}")
+        return value
+
 
 class SourceSettings(KafkaSettings, FileSettings):
     """Source of bronze's records: topics, another pipeline's bronze, or files; see docs/sources.md."""
 
     @property
+    def source_kind(self) -> str:
+        """Kind of the source (`sources.factory`)."""
+        return self.source if self.source_table is None else TABLE
+
+    @property
     def kafka_topics(self) -> tuple[str, ...]:
         """Names of the topics that are read; empty for a pattern, a table or files."""
-        if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
+        if self.kafka_topic_pattern is not None or self.source_kind != "kafka":
             return ()
         return tuple(self.kafka_assign) or split_names(self.kafka_topic)
 

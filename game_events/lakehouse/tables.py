@@ -126,8 +126,11 @@ ERASED_PEOPLE = "erased_people"
 
 SOURCE_FILES = "source_files"
 
-#: Of the export of rows over HTTP: rows in chunks that wait for their call, outcome of each chunk, failed chunks.
-EXPORT_CALLS, EXPORT_OUTCOMES, EXPORT_FAILED_CALLS = EXPORT_TABLES = ("export_calls", "export_outcomes", "export_failed_calls")
+#: Of the export over HTTP: planned calls, outcome of each call, failed calls.
+EXPORT_CALLS = "export_calls"
+EXPORT_OUTCOMES = "export_outcomes"
+EXPORT_FAILED_CALLS = "export_failed_calls"
+EXPORT_TABLES = (EXPORT_CALLS, EXPORT_OUTCOMES, EXPORT_FAILED_CALLS)
 
 #: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
 PART_PATH = r"=([^/=]+)/[^/]+$"

@@ -37,7 +37,7 @@ from game_events.lakehouse.tables import (
 )
 from game_events.orchestration.checks import changes, check_evaluation, last_known, rule_evaluations
 from game_events.orchestration.events import AssetEvent, fail_for, game_table, partition_events, partitions_of, table_metadata
-from game_events.orchestration.keys import BY_PATTERN, OWNERS, Keys, schema_key, source_key
+from game_events.orchestration.keys import OWNERS, Keys, key_of
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import CARRIES_ALL, REASON, lakehouse_of
 from game_events.pipeline.bronze.load import load_bronze
@@ -52,9 +52,7 @@ from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import new_games
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.plugins.files.schemas import SUBJECT
-from game_events.plugins.files.source import FileLog
-from game_events.sources.kafka.source import subject_of
+from game_events.sources.factory import class_of
 
 #: Dagster accepts no shorter window of freshness.
 SHORTEST_WINDOW_S = 60
@@ -132,7 +130,8 @@ def _freshness(settings: Settings) -> dg.FreshnessPolicy | None:
 
 
 def _unified(graph: Graph) -> dg.AssetsDefinition:
-    settings, keys = graph.settings, graph.keys
+    settings = graph.settings
+    keys = graph.keys
 
     @dg.multi_asset(
         name=keys.unified.path[-1],
@@ -160,13 +159,13 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
             else:
                 refresh_unified(pipeline, report, full=config.full_refresh)
             unified = [t for t in report.of("unified") if t.error is None]
-            found = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
+            entry = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
         # Its own materialization is the output; the layers above have an event for each game.
         others = replace(report, tables=[t for t in report.tables if t not in unified])
         yield from changes(context, others, keys)
-        yield from (check_evaluation(found, keys) for found in report.checks)
+        yield from (check_evaluation(entry, keys) for entry in report.checks)
         yield from last_known(context, pipeline)
-        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
+        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(entry, report, keys) if entry is not None else None)
         fail_for(others.errors)
 
     return gold_unified_player_agg
@@ -181,7 +180,8 @@ def _carry_condition(keys: Keys) -> dg.AutomationCondition[Any]:
     # Of the newest run that updated it: whatever came before that one, it has carried on too. Dagster 1.13 knows that of one
     # partition of an asset alone, so of the others all updates since the last tick count. (That is never true on the first tick
     # after an empty event log.)
-    newest, all_new = condition.executed_with_tags, condition.all_new_updates_have_run_tags
+    newest = condition.executed_with_tags
+    all_new = condition.all_new_updates_have_run_tags
     by_carrier = newest(tag_values=CARRIES_ALL) | all_new(tag_values=CARRIES_ALL)
     by_hand = condition.newly_updated() & ~by_carrier
 
@@ -239,7 +239,8 @@ def game_assets(graph: Graph, own: Iterable[GoldAggregate]) -> list[dg.AssetsDef
 
 
 def _silver(graph: Graph) -> dg.AssetsDefinition:
-    words, keys = graph.settings.names, graph.keys
+    words = graph.settings.names
+    keys = graph.keys
     spec = table_spec(
         graph,
         keys.silver,
@@ -254,7 +255,8 @@ def _silver(graph: Graph) -> dg.AssetsDefinition:
 
 def _one_run(graph: Graph) -> str:
     """How many runs a choice of partitions is: Dagster makes one of each range without a gap (dagster-io/dagster#32335)."""
-    words, refresh = graph.settings.names, graph.keys.named("refresh")
+    words = graph.settings.names
+    refresh = graph.keys.named("refresh")
     return (
         f"Chosen {words.entities} that follow each other in the list of partitions are one run and one Spark job; each further "
         f"range is a run of its own. Any choice in one run: by the options of the job `{refresh}`."
@@ -262,7 +264,9 @@ def _one_run(graph: Graph) -> str:
 
 
 def _gold(graph: Graph) -> dg.AssetsDefinition:
-    words, keys, aggregate = graph.settings.names, graph.keys, player_agg(graph.settings)
+    words = graph.settings.names
+    keys = graph.keys
+    aggregate = player_agg(graph.settings)
     spec = table_spec(
         graph,
         keys.gold,
@@ -299,7 +303,8 @@ def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
 
 def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg.AssetsDefinition:
     """An asset with games as the partitions of its spec; `layer`: its tables' entries in the report."""
-    name, keys = spec.key.path[-1], graph.keys
+    name = spec.key.path[-1]
+    keys = graph.keys
 
     with warnings.catch_warnings():
         # Backfill policies are beta in Dagster 1.13.
@@ -323,7 +328,7 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
                 idle = games - {t.game for t in report.of(layer)}
                 unchanged = [present(layer, game_table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
-            yield from partition_events(context, report, unchanged, spec.key, layer, keys)
+            yield from partition_events(context, report, filter(None, unchanged), spec.key, layer, keys)
 
     return tables_of_games
 
@@ -351,7 +356,8 @@ def table_spec(
     **more: Any,  # noqa: ANN401 - Dagster's own
 ) -> dg.AssetSpec:
     """The asset of a table, by the table's key; of the tables of all games with `{game}` in it."""
-    name, layer = graph.settings.names.name_of(table), layer_of(table)
+    name = graph.settings.names.name_of(table)
+    layer = layer_of(table)
     lakehouse = lakehouse_of(graph.settings)
     metadata = {"dagster/table_name": graph.keys.table_name(name), **more.pop("metadata", {})}
     if lakehouse is not None:
@@ -408,62 +414,22 @@ def _how_to_read(table: str) -> str:
     return f'```sql\n{query}\n```\n\nWith `game-events sql "{query}"`, or any reader of Delta tables (docs/reading.md).'
 
 
-#: Kind that an asset of the schema registry has; which formats its schemas have only the registry knows.
-REGISTRY = "schema_registry"
-
-
 def source_assets(graph: Graph) -> list[dg.AssetSpec]:
-    """One asset for each topic and one for its subject; with a pattern one for all topics, and one for their subjects."""
-    settings = graph.settings
-    if settings.source == "files":
-        return _files(graph)
-    if settings.source_table is not None:
-        said = f"Bronze of another pipeline, `{settings.source_table}`. External: that pipeline writes it."
-        return [_source(graph, source_key(settings, settings.source_table), said, "deltalake")]
-    pattern = settings.kafka_topic_pattern
-    if pattern is not None:
-        said = f"The Kafka topics that match `{pattern}`, those made later too."
-        subjects = "The registry subjects of these topics' values. External."
-        return [
-            _source(graph, source_key(settings, BY_PATTERN), said, "kafka"),
-            _source(graph, schema_key(settings, BY_PATTERN), subjects, REGISTRY),
-        ]
-    specs = []
-    for topic in settings.kafka_topics:
-        said = "A Kafka topic that bronze is made from. External: producers write it."
-        specs += [_source(graph, source_key(settings, topic), said, "kafka"), _subject(graph, subject_of(topic))]
-    return specs
-
-
-def _files(graph: Graph) -> list[dg.AssetSpec]:
-    """The folder or prefix, and the registry's subject if its records are decoded by one."""
-    settings = graph.settings
-    said = f"Files `{settings.files_pattern}` below `{settings.files_path}`. External: others put them there."
-    # The kind of the files' format, where the settings name one.
-    kind = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
-    folder = _source(graph, source_key(settings, settings.source_name), said, "file", *filter(None, [kind]))
-    schema = settings.files_schema or ""
-    return [folder, _subject(graph, schema.removeprefix(SUBJECT))] if schema.startswith(SUBJECT) else [folder]
-
-
-def _subject(graph: Graph, subject: str) -> dg.AssetSpec:
-    said = "The registry subject with every schema version of the values. External."
-    return _source(graph, schema_key(graph.settings, subject), said, REGISTRY)
-
-
-def _source(graph: Graph, key: dg.AssetKey, description: str, *kinds: str) -> dg.AssetSpec:
-    return asset_spec(graph, key, description, group_name="sources", kinds=set(kinds))
+    """What bronze is made from: topics and their subjects, or what another source has instead."""
+    return [
+        asset_spec(graph, key_of(one.key), one.description, group_name="sources", kinds=set(one.kinds))
+        for one in class_of(graph.settings).upstreams(graph.settings)
+    ]
 
 
 def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpec]:
-    """The event log, the schema archive and, with files as the source, the list of files; nothing without a lakehouse."""
+    """The event log, the schema archive, and what the source keeps; nothing without a lakehouse."""
     lakehouse = lakehouse_of(graph.settings)
     if lakehouse is None:
         return []
-    found = [
+    specs = [
         (event_log_table(lakehouse), [graph.keys.unified]),
         (SchemaArchive(lakehouse).declaration, sources),
     ]
-    if graph.settings.source == "files":
-        found.append((FileLog(lakehouse).declaration, sources))
-    return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in found]
+    specs += [(table, sources) for table in class_of(graph.settings).tables(lakehouse)]
+    return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in specs]

@@ -1,39 +1,45 @@
-"""Dagster asset checks: of tables, of rules, at the end of a run, and their last known results.
+"""Dagster asset checks: of tables, of rules, of the whole (`status`), at the end of a run, and their last known results.
 
-Checks on the whole as Dagster asset checks.
-
-Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something. Dagster makes an
-asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and others that fail.
-
-One asset check for each rule: reported by every run that evaluated rows, or counted again by itself.
-
-The settings are read again by each run, and the definitions that the UI shows only when they are loaded. So a run may be asked
-for the check of a rule that is gone by then: it has every check that these definitions have.
-
-The last known results of checks that a run does not make, each with its own date.
+A run may be asked for the check of a rule that is gone by then, as the settings are read again by each run, and the definitions
+that the UI shows only when they are loaded: so it has every check that these definitions have.
 
 Dagster shows a check as "not evaluated" from the next materialization of its asset on, also if it had failed and blocks. An
 asset here is the tables of all games, and a refresh of one game materializes it: so each run that does logs again what is known
-of the checks that it does not make itself. Checks are not partitioned by game: Dagster 1.13 shows of a check its newest result
-alone, of whatever partition, and an event for each game and check would be as many as there are games.
-
-The events of a whole run: what changed, which rules and checks failed, and its report.
+of the checks that it does not make itself, each with its own date. Checks are not partitioned by game: Dagster 1.13 shows of a
+check its newest result alone, of whatever partition, and an event for each game and check would be as many as there are games.
 """
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import dagster as dg
 from dagster import DagsterInstance
+from deltalake.exceptions import DeltaError
 
-from game_events.orchestration.alerts import Evaluation, history
+from game_events.config.masking import without_secrets
+from game_events.config.settings import Settings
+from game_events.errors import GameEventsError
 from game_events.orchestration.events import PlannedLayers, as_text, report_events
-from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, REPORT, Keys, OpEvent, as_when_loaded
+from game_events.orchestration.keys import (
+    COVERS,
+    DEFAULT,
+    FAILED_GAMES,
+    OWNERS,
+    REPORT,
+    AssetCheckExecutionRecordStatus,
+    Keys,
+    OpEvent,
+    as_when_loaded,
+)
 from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import OwnRuns
+from game_events.orchestration.ticks import some
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
 from game_events.pipeline.checks.table_checks import FRESH, TableCheck, all_checks
 from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.counts import WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RuleReport, RunResult
@@ -47,6 +53,36 @@ HOURLY = (FRESH, VOLUME)
 
 #: Newest evaluations that are read for the last one: a record keeps the place of its run's plan.
 NEWEST = 5
+
+#: Newest evaluations of one check that are read: more than there are between two ticks.
+HISTORY = 50
+
+EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a check, by a run or (no id) a sensor; `at` in seconds since 1970."""
+
+    key: dg.AssetCheckKey
+    run_id: str
+    at: float
+    result: dg.AssetCheckEvaluation
+
+    @property
+    def games(self) -> list[str]:
+        """The games that it failed for, if the check is per game."""
+        value = self.result.metadata.get(FAILED_GAMES)
+        games = value.data if isinstance(value, dg.JsonMetadataValue) else None
+        return [str(game) for game in games] if isinstance(games, list) else []
+
+
+def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTORY) -> list[Evaluation]:
+    """The newest evaluations of a check, oldest first; the last one of each run."""
+    records = instance.event_log_storage.get_asset_check_execution_history(key, most, status=EVALUATED)
+    # Not a record's own time, which is that of the run's plan.
+    made = [Evaluation(key, r.run_id, r.event.timestamp, r.evaluation) for r in records if r.event and r.evaluation]
+    return sorted(made, key=lambda evaluation: evaluation.at)
 
 
 def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
@@ -96,14 +132,14 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
         cheap = check.in_run if by_hand and not check.all_games else None
         try:
             with graph.lakehouse(context).recorded(context, f"check {check.name}", observed=False) as (pipeline, report):
-                found = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
-                report.add_checks(found)
+                result = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
+                report.add_checks(result)
         except dg.Failure as failure:
             # Else the result of before would stay the last known one.
             why = f"could not be made: {failure.description}"
             yield check_result(check_evaluation(CheckResult(check.name, check.layer, False, why), keys))
             raise
-        yield check_result(check_evaluation(found, keys))
+        yield check_result(check_evaluation(result, keys))
 
     return evaluate
 
@@ -118,16 +154,18 @@ def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheck
     """The last result of each check, if it is of another run."""
     for key in checks:
         made = history(instance, key, NEWEST)[-1:]
-        yield from (_with_date(found) for found in made if found.run_id != run_id)
+        yield from (_with_date(evaluation) for evaluation in made if evaluation.run_id != run_id)
 
 
-def _with_date(found: Evaluation) -> dg.AssetCheckEvaluation:
-    result, metadata, said = found.result, dict(found.result.metadata), found.result.description
+def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
+    result = evaluation.result
+    metadata = dict(evaluation.result.metadata)
+    said = evaluation.result.description
     if AS_OF not in metadata:
-        metadata[AS_OF] = dg.MetadataValue.timestamp(found.at)
-        if found.run_id:
-            metadata[BY_RUN] = dg.MetadataValue.dagster_run(found.run_id)
-        said = f"as of {datetime.fromtimestamp(found.at, UTC):%Y-%m-%d %H:%M} UTC: {said or 'passed'}"
+        metadata[AS_OF] = dg.MetadataValue.timestamp(evaluation.at)
+        if evaluation.run_id:
+            metadata[BY_RUN] = dg.MetadataValue.dagster_run(evaluation.run_id)
+        said = f"as of {datetime.fromtimestamp(evaluation.at, UTC):%Y-%m-%d %H:%M} UTC: {said or 'passed'}"
     return dg.AssetCheckEvaluation(
         asset_key=result.asset_key,
         check_name=result.check_name,
@@ -140,7 +178,7 @@ def _with_date(found: Evaluation) -> dg.AssetCheckEvaluation:
 
 def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
     """Whether the newest result of a check is a failure."""
-    return any(not found.result.passed for found in history(instance, key, NEWEST)[-1:])
+    return any(not evaluation.result.passed for evaluation in history(instance, key, NEWEST)[-1:])
 
 
 def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
@@ -153,27 +191,27 @@ def has_partitions(run: dg.DagsterRun) -> bool:
     return any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in run.tags)
 
 
-def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
+def check_evaluation(result: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
     """A result as an event of a run that is not the check's own."""
     return dg.AssetCheckEvaluation(
-        asset_key=keys.by_layer[found.layer],
-        check_name=found.name,
-        passed=found.passed,
-        metadata=dict(found.counts) | {COVERS: found.covers} | ({FAILED_GAMES: list(found.games)} if found.games else {}),
-        severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
-        description=as_text(found.summary),
+        asset_key=keys.by_layer[result.layer],
+        check_name=result.name,
+        passed=result.passed,
+        metadata=dict(result.counts) | {COVERS: result.covers} | ({FAILED_GAMES: list(result.games)} if result.games else {}),
+        severity=dg.AssetCheckSeverity.ERROR if result.wrong_rows else dg.AssetCheckSeverity.WARN,
+        description=as_text(result.summary),
     )
 
 
-def check_result(found: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
+def check_result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
     """An evaluation as the result of the check's own run."""
     return dg.AssetCheckResult(
-        passed=found.passed,
-        asset_key=found.asset_key,
-        check_name=found.check_name,
-        metadata=found.metadata,
-        severity=found.severity,
-        description=found.description,
+        passed=evaluation.passed,
+        asset_key=evaluation.asset_key,
+        check_name=evaluation.check_name,
+        metadata=evaluation.metadata,
+        severity=evaluation.severity,
+        description=evaluation.description,
     )
 
 
@@ -192,7 +230,8 @@ GAMES_SHOWN = 50
 
 def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
     """The checks of the settings' rules, to be run by themselves: any of them, in one Spark job for each layer."""
-    keys, by_key = graph.keys, rule_checks(Pipeline(graph.settings, no_spark))
+    keys = graph.keys
+    by_key = rule_checks(Pipeline(graph.settings, no_spark))
     removed = _checks_when_loaded(graph, by_key) - by_key.keys()
     if not by_key and not removed:
         return []
@@ -234,8 +273,8 @@ def rule_checks(pipeline: Pipeline) -> dict[dg.AssetCheckKey, Rule]:
 
 def _checks_when_loaded(graph: Graph, now: Iterable[dg.AssetCheckKey]) -> set[dg.AssetCheckKey]:
     names = json.dumps([[*key.asset_key.path, key.name] for key in sorted(now)])
-    found = json.loads(as_when_loaded(f"game_events/{graph.keys.named('rules')}", names))
-    return {dg.AssetCheckKey(dg.AssetKey(path), name) for *path, name in found}
+    loaded = json.loads(as_when_loaded(f"game_events/{graph.keys.named('rules')}", names))
+    return {dg.AssetCheckKey(dg.AssetKey(path), name) for *path, name in loaded}
 
 
 def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS_RUN) -> Iterator[dg.AssetCheckEvaluation]:
@@ -247,13 +286,14 @@ def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
-    for found in by_rule.values():
-        yield _evaluation(found[0], found, keys, covers)
+    for reports in by_rule.values():
+        yield _evaluation(reports[0], reports, keys, covers)
 
 
-def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
-    rows, violated = sum(r.rows for r in found), sum(r.violated for r in found)
-    worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
+def _evaluation(rule: RuleReport, reports: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
+    rows = sum(r.rows for r in reports)
+    violated = sum(r.violated for r in reports)
+    worst = sorted((r for r in reports if r.violated), key=lambda r: (-r.violated, r.game))
     return dg.AssetCheckEvaluation(
         asset_key=keys.by_layer[rule.layer],
         check_name=f"{CHECK}{rule.rule}",
@@ -263,7 +303,7 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: s
             "rows": rows,
             "violated": violated,
             "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
-            "games": len(found),
+            "games": len(reports),
             "sql": rule.sql,
             "action": rule.action,
         },
@@ -277,19 +317,20 @@ def last_known(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, pipeline: Pipeline
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """The last results of checks of the layers that this run has materialized and not checked; to be called at its end."""
-    keys, run_id = Keys.of(pipeline.settings), context.run.run_id
+    keys = Keys.of(pipeline.settings)
+    run_id = context.run.run_id
     checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in all_checks()), *rule_checks(pipeline)]
     written = _materialized_by(context.instance, run_id, {key.asset_key for key in checks})
     yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
 
 
 def _materialized_by(instance: DagsterInstance, run_id: str, assets: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-    found = set()
+    written = set()
     for record in instance.get_asset_records(list(assets)):
         newest = record.asset_entry.last_materialization_record
         if newest is not None and newest.run_id == run_id:
-            found.add(record.asset_entry.asset_key)
-    return found
+            written.add(record.asset_entry.asset_key)
+    return written
 
 
 def changes(
@@ -310,7 +351,8 @@ def whole_run(
     Raises:
         Failure: tables failed, each alone.
     """
-    keys, pipeline = planned.keys, planned.pipeline
+    keys = planned.keys
+    pipeline = planned.pipeline
     yield from planned.recovered(context.instance, report)
     # The unified table's event is after those of the layers above: until it is there automation takes the run to be at work.
     yield from changes(context, report, keys)
@@ -327,10 +369,95 @@ def outcome(
     Raises:
         Failure: tables failed, each alone.
     """
-    yield from (check_evaluation(found, Keys.of(pipeline.settings)) for found in report.checks)
+    yield from (check_evaluation(result, Keys.of(pipeline.settings)) for result in report.checks)
     yield from last_known(context, pipeline)
     if report.errors:
         # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
         raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=metadata, allow_retries=False)
     yield dg.Output(None, metadata=metadata)
+
+
+#: The check of the asset `status`.
+ALL_IS_WELL = "all_is_well"
+
+#: Longest wait for one answer of the broker.
+TIMEOUT_S = 5.0
+
+#: Jobs with a failed newest run that is worth a look.
+JOBS = ("refresh", "continuous", "replay", "redecode", "maintain")
+
+
+def read_status(
+    settings: Settings, keys: Keys, instance: DagsterInstance, own: OwnRuns, checks: Collection[dg.AssetCheckKey]
+) -> dg.AssetCheckEvaluation:
+    """Look at source, tables, checks and runs; what cannot be reached is a trouble, and each trouble a part of the result."""
+    numbers, troubles = _lag_and_troubles(settings)
+    mine = [key for key in checks if key.name != ALL_IS_WELL and key.asset_key in keys.by_layer.values()]
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key(mine)
+    failed = sorted(k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED)
+    if failed:
+        troubles.append(f"checks that fail: {some(failed)}")
+    troubles += _failed_runs(instance, own, keys)
+    text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
+    return dg.AssetCheckEvaluation(
+        asset_key=_status_key(keys),
+        check_name=ALL_IS_WELL,
+        passed=not troubles,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=as_text("; ".join(troubles) or "everything is well"),
+        metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
+    )
+
+
+def _failed_runs(instance: DagsterInstance, own: OwnRuns, keys: Keys) -> Iterator[str]:
+    for job in JOBS:
+        for run in own.runs(instance, 1, job_name=keys.named(job)):
+            if run.status == dg.DagsterRunStatus.FAILURE:
+                yield f"the newest run of {job} failed ({run.run_id[:8]})"
+
+
+def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:
+    try:
+        lag = read_lag(settings, TIMEOUT_S)
+    except (GameEventsError, DeltaError, OSError) as error:
+        return {}, [without_secrets(str(error), settings)]
+    troubles = []
+    if lag.failed:
+        troubles.append(f"{settings.names.entities} that failed or wait: {some(lag.failed)}")
+    if lag.ahead:
+        troubles.append(f"{some(lag.ahead)} end before what bronze has read")
+    if settings.alert_lag_records and lag.total_lag >= settings.alert_lag_records:
+        troubles.append(f"{lag.total_lag:,} records are not read yet")
+    return {"lag": lag.total_lag, "failed_or_waiting": len(lag.failed)}, troubles
+
+
+def build_status(graph: Graph, checks: Iterable[dg.AssetChecksDefinition]) -> tuple[dg.AssetSpec, dg.AssetChecksDefinition]:
+    """The asset, which is no table, and its check (of the sensor `status`, or by a click); `checks`: those of the layers."""
+    entities = graph.settings.names.entities
+    known = {key for check in checks for key in check.check_keys}
+    spec = dg.AssetSpec(
+        _status_key(graph.keys),
+        deps=[graph.keys.unified],
+        description=f"Is everything well? Lag, {entities} that failed, checks that fail, failed runs: the check `all_is_well` "
+        "has them in one list. The sensor `status` looks each minute.",
+        group_name="operations",
+        kinds={"dagster"},
+        owners=OWNERS,
+    )
+
+    @dg.asset_check(
+        asset=spec.key,
+        name=ALL_IS_WELL,
+        description=f"Nothing needs a person: none of the {entities} failed, no check fails, no newest run failed, the source "
+        "answers.",
+    )
+    def all_is_well(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        settings = graph.source.read()
+        return check_result(read_status(settings, graph.keys, context.instance, OwnRuns.of(settings), known))
+
+    return spec, all_is_well
+
+
+def _status_key(keys: Keys) -> dg.AssetKey:
+    return dg.AssetKey([keys.named("status")])

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -52,7 +51,7 @@ from game_events.orchestration.runs import (
     this_process,
     worker_is_gone,
 )
-from game_events.orchestration.sensors import own_runs, sensor
+from game_events.orchestration.ticks import Tick
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
@@ -75,7 +74,8 @@ class EventThrottle:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, at_once: int = EVENTS_AT_ONCE) -> None:
-        self._clock, self._at_once = clock, at_once
+        self._clock = clock
+        self._at_once = at_once
         self._lock = threading.Lock()
         self._pending = RunResult()
         self._reported_at: dict[str, float] = {}
@@ -93,24 +93,30 @@ class EventThrottle:
         now = self._clock()
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
-            due = [t for t in waiting if everything or now - self._last_event(t) >= self._interval(t)]
-            due = due if everything else due[: self._at_once]
-            if not due:
+            ready = waiting if everything else list(filter(self._is_due(now), waiting))[: self._at_once]
+            if not ready:
                 return None
-            names = {t.table for t in due}
-            due, rest = [[t for t in waiting if (t.table in names) == now_due] for now_due in (True, False)]
-            report, left = self._pending, RunResult()
-            if not any(_group(t) == BRONZE for t in due):
+            names = {entry.table for entry in ready}
+            due = [entry for entry in waiting if entry.table in names]
+            rest = [entry for entry in waiting if entry.table not in names]
+            groups = set(map(_group, due))
+            self._reported_at |= dict.fromkeys(groups, now)
+            if BRONZE in groups:
+                report = replace(self._pending, tables=due)
+                self._pending = RunResult(tables=rest)
+            else:
                 # What belongs to no single table waits for bronze's event.
-                report, left = RunResult(seconds=report.seconds), report
-            self._pending = replace(left, tables=rest)
-            self._reported_at |= {_group(t): now for t in due}
-            return replace(report, tables=due)
+                report = RunResult(tables=due, seconds=self._pending.seconds)
+                self._pending = replace(self._pending, tables=rest)
+            return report
 
     def give_back(self, report: RunResult) -> None:
         """Take back what was handed out and could not be reported."""
         with self._lock:
             self._pending = report.merge(self._pending)
+
+    def _is_due(self, now: float) -> Callable[[TableReport], bool]:
+        return lambda entry: now - self._last_event(entry) >= self._interval(entry)
 
     def _interval(self, entry: TableReport) -> float:
         tables = sum(1 for name in self._reported_at if name != BRONZE)
@@ -183,7 +189,8 @@ class LoopThread(threading.Thread):
 
     def __init__(self, loop: Loop, grace_s: float = GRACE_S) -> None:
         super().__init__(name="continuous", daemon=True)
-        self.loop, self._grace_s = loop, grace_s
+        self.loop = loop
+        self._grace_s = grace_s
         self.done = threading.Event()
         self.error: BaseException | None = None
 
@@ -233,7 +240,8 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     throttle = EventThrottle()
     pipeline = graph.lakehouse(context).pipeline(context.run_id)
     pipeline = replace(pipeline, quiet=True, tables=TablePool(summaries=False))
-    keys, own = graph.keys, OwnRuns.of(pipeline.settings, repository_of(context.run))
+    keys = graph.keys
+    own = OwnRuns.of(pipeline.settings, repository_of(context.run))
     run_log = RunLog(pipeline, JOB, context.retry_number)
 
     def add(report: RunReport) -> None:
@@ -285,7 +293,8 @@ def _events_while(
     context: dg.OpExecutionContext, worker: LoopThread, throttle: EventThrottle, keys: Keys = DEFAULT
 ) -> Iterator[OpEvent]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
-    report, reported_at = worker.loop.report, float("-inf")
+    report = worker.loop.report
+    reported_at = float("-inf")
     while not worker.done.wait(POLL_S):
         events = list(_due_events(context, throttle, keys))
         yield from events
@@ -387,6 +396,17 @@ def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecisi
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
         return StartDecision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
+    failures = _failures_in_a_row(runs)
+    pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
+    left = newest.ended_s + pause - now_s
+    if left > 0:
+        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+    # Each run fails at most once, so no key is ever used twice.
+    return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
+
+
+def _failures_in_a_row(runs: Sequence[PastRun]) -> int:
+    """The newest failures, back to one that was healthy for long enough."""
     failures = 0
     for run in runs:
         if run.status != DagsterRunStatus.FAILURE:
@@ -394,12 +414,7 @@ def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecisi
         failures += 1
         if run.ended_s - run.began_s >= HEALTHY_S:
             break
-    pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
-    left = newest.ended_s + pause - now_s
-    if left > 0:
-        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
-    # Each run fails at most once, so no key is ever used twice.
-    return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
+    return failures
 
 
 def _after(run: PastRun, why: str) -> StartDecision:
@@ -409,7 +424,7 @@ def _after(run: PastRun, why: str) -> StartDecision:
 def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> list[PastRun]:
     """The newest own runs of the job; dead ones are reported as failed first, which frees their pool's slot."""
     end_dead_runs(instance, own)
-    found = []
+    runs = []
     for record in own.records(instance, RUNS_SEEN, job_name=job):
         began = record.start_time or record.create_timestamp.timestamp()
         run = record.dagster_run
@@ -417,25 +432,14 @@ def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> lis
         ended = run.status == DagsterRunStatus.FAILURE and run.tags.get(ENDED_BY_ITSELF) == "true"
         status = DagsterRunStatus.SUCCESS if ended else run.status
         handed_over = status == DagsterRunStatus.SUCCESS and run.tags.get(HANDED_OVER) == "true"
-        found.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
-    return found
+        runs.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
+    return runs
 
 
-def build_continuous_mode(graph: Graph) -> dg.SensorDefinition:
-    """The sensor: it decides once a tick, from the newest runs."""
-
-    @sensor(
-        graph,
-        "Starts continuous mode again if its run failed or its process vanished; does nothing before it was started once, or "
-        "after it was terminated.",
-        10,
-        job=JOB,
-    )
-    def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        job, own = graph.keys.named(JOB), own_runs(context, graph.source.read())
-        decision = decide(past_runs(context.instance, own, job), datetime.now(UTC).timestamp(), job)
-        if decision.run_key is None:
-            return dg.SkipReason(decision.why)
-        return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
-
-    return continuous_mode
+def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:
+    """A tick of the sensor `continuous_mode`: it decides from the newest runs."""
+    job = tick.graph.keys.named(JOB)
+    decision = decide(past_runs(tick.instance, tick.own_runs(tick.settings), job), tick.clock(), job)
+    if decision.run_key is None:
+        return dg.SkipReason(decision.why)
+    return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})

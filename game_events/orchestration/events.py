@@ -18,6 +18,7 @@ Dagster shows descriptions and `MetadataValue.md` as Markdown, and cells of tabl
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, Self
 
 import dagster as dg
@@ -31,7 +32,7 @@ from game_events.orchestration.keys import DEFAULT, REPORT, AssetPartitionStatus
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.result import RunResult, TableReport, present
-from game_events.sources.source import Split
+from game_events.sources.source import Partition
 
 #: Games that a message names.
 NAMED = 20
@@ -86,7 +87,7 @@ def report_events(
 def partition_events(
     context: dg.AssetExecutionContext,
     report: RunResult,
-    unchanged: Iterable[TableReport | None],
+    unchanged: Iterable[TableReport],
     key: dg.AssetKey,
     layer: str,
     keys: Keys = DEFAULT,
@@ -95,27 +96,26 @@ def partition_events(
 
     So a backfill counts exactly the failed games as failed, and the UI offers exactly them for a retry.
 
-    `unchanged`: tables of games without news; None: a game without a table.
+    `unchanged`: tables of games without news.
     """
     add_games(context.instance, report, keys)
-    changed = [t for t in report.of(layer) if t.error is None]
-    found = [t for t in (*changed, *unchanged) if t is not None]
-    done = {t.game: table_metadata(t, report, keys) for t in found if t.game is not None}
-    failed = [t for t in report.of(layer) if t.error is not None]
-    absent = set(context.partition_keys) - done.keys() - {t.game for t in failed}
+    changed = [entry for entry in report.of(layer) if entry.error is None]
+    failed = [entry for entry in report.of(layer) if entry.error is not None]
+    metadata = {t.game: table_metadata(t, report, keys) for t in (*changed, *unchanged) if t.game is not None}
+    requested = set(context.partition_keys) - {entry.game for entry in failed}
+    absent = sorted(requested - metadata.keys())
     if absent:
-        context.log.warning(f"no table, as no rows of it are there: {', '.join(sorted(absent)[:NAMED])}")
-        done |= {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in absent}
-    if not failed:
-        for game, metadata in done.items():
-            context.add_asset_metadata(metadata, key, partition_key=game)
-        numbers = {"games_changed": len(changed), "games_requested": len(context.partition_keys)}
-        yield dg.MaterializeResult(key, metadata=numbers)
-        return
-    # The one output of a run over several games would mark all of them.
-    for game in sorted(set(context.partition_keys) - {t.game for t in failed}):
-        yield dg.AssetMaterialization(key, partition=game, metadata=done.get(game, {}))
-    fail_for(failed)
+        context.log.warning(f"no table, as no rows of it are there: {', '.join(absent[:NAMED])}")
+        metadata |= {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in absent}
+    if failed:
+        # The one output of a run over several games would mark all of them.
+        for game in sorted(requested):
+            yield dg.AssetMaterialization(key, partition=game, metadata=metadata.get(game, {}))
+        fail_for(failed)
+    for game, of_game in metadata.items():
+        context.add_asset_metadata(of_game, key, partition_key=game)
+    numbers = {"games_changed": len(changed), "games_requested": len(context.partition_keys)}
+    yield dg.MaterializeResult(key, metadata=numbers)
 
 
 def fail_for(failed: list[TableReport]) -> None:
@@ -142,15 +142,20 @@ def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: 
     of_games = [entry for entry in entries if entry.game is not None]
     if len(of_games) <= most:
         return list(entries)
-    newest, kind = instance.event_log_storage.get_latest_storage_id_by_partition, DagsterEventType.ASSET_MATERIALIZATION
-    last = {layer: newest(keys.layer(layer), kind) for layer in {entry.layer for entry in of_games}}
-    failed = {layer: without_result(instance, keys.layer(layer)) for layer in last}
-    by_age = sorted(of_games, key=lambda entry: last[entry.layer].get(str(entry.game), 0))
+    newest_events = {}
+    failed = {}
+    for layer in {entry.layer for entry in of_games}:
+        newest = instance.event_log_storage.get_latest_storage_id_by_partition
+        newest_events[layer] = newest(keys.layer(layer), DagsterEventType.ASSET_MATERIALIZATION)
+        failed[layer] = without_result(instance, keys.layer(layer))
 
-    def waits(entry: TableReport) -> bool:
-        return str(entry.game) not in last[entry.layer] or entry.game in failed[entry.layer]
+    def newest_event(entry: TableReport) -> int:
+        """Storage id; 0: it never had one."""
+        return newest_events[entry.layer].get(str(entry.game), 0)
 
-    chosen = {id(entry) for n, entry in enumerate(by_age) if n < most or waits(entry)}
+    by_age = sorted(of_games, key=newest_event)
+    waiting = [entry for entry in by_age[most:] if not newest_event(entry) or entry.game in failed[entry.layer]]
+    chosen = {id(entry) for entry in (*by_age[:most], *waiting)}
     return [entry for entry in entries if entry.game is None or id(entry) in chosen]
 
 
@@ -161,7 +166,7 @@ def summaries(entries: Sequence[TableReport], chosen: Sequence[TableReport], key
     for entry in entries:
         if id(entry) not in known:
             without.setdefault(entry.layer, []).append(entry)
-    return [_summary(keys.layer(layer), found) for layer, found in without.items()]
+    return [_summary(keys.layer(layer), tables) for layer, tables in without.items()]
 
 
 def _summary(key: dg.AssetKey, entries: Sequence[TableReport]) -> dg.AssetObservation:
@@ -193,39 +198,52 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         "dagster/table_name": keys.table_name(entry.table),
         "dagster/size_bytes": entry.table_bytes,
         "delta_version": entry.version,
+        "bronze_batch": entry.batch,
+        "new_columns": ", ".join(entry.new_columns) or None,
     }
     if whole or entry.new or entry.new_columns:
         columns = [dg.TableColumn(name, type=kind, description=_comment(entry, name)) for name, kind in entry.columns]
         metadata["dagster/column_schema"] = dg.TableSchema(columns)
-    if entry.batch is not None:
-        metadata["bronze_batch"] = entry.batch
-    if entry.new_columns:
-        metadata["new_columns"] = ", ".join(entry.new_columns)
     if entry.violations is not None:
-        metadata["violations"] = dict(entry.violations)
-        metadata |= _plotted("violations", entry.violations)
-        if entry.layer == "silver":
-            metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
-    if entry.layer == "bronze":
+        metadata |= {"violations": dict(entry.violations), **_plotted("violations", entry.violations)}
+    if entry.violations is not None and entry.layer == "silver":
+        metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
+    metadata |= _layer_metadata(entry.layer, report)
+    if whole:
+        metadata |= _duration(entry.layer, report)
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def _duration(layer: str, report: RunResult) -> dict[str, float | None]:
+    if layer not in report.seconds:
+        return {}
+    seconds = report.seconds[layer]
+    return {
+        "layer_seconds": round(seconds, 3),
+        "layer_rows_per_second": round(report.rows(layer) / seconds, 1) if seconds else None,
+    }
+
+
+def _layer_metadata(layer: str, report: RunResult) -> dict[str, Any]:
+    """What a report has of a whole layer."""
+    metadata: dict[str, Any] = {}
+    if layer == "bronze":
         metadata |= read_metadata(report)
-    if entry.layer == "quarantine":
+    if layer == "quarantine":
         metadata["reasons"] = dict(report.rejected)
         metadata |= _plotted("rejected", report.rejected)
         metadata["rejected_rows"] = sum(report.rejected.values())
     for f in fields(report):
-        asset, value = f.metadata["asset"], getattr(report, f.name)
-        if asset is not None and asset[0] == entry.layer and value:
+        asset = f.metadata["asset"]
+        value = getattr(report, f.name)
+        if asset is not None and asset[0] == layer and value:
             metadata[asset[1]] = asset[2](value)
-    if whole and entry.layer in report.seconds:
-        seconds = report.seconds[entry.layer]
-        metadata["layer_seconds"] = round(seconds, 3)
-        metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
-    return {key: value for key, value in metadata.items() if value is not None}
+    return metadata
 
 
 def _comment(entry: TableReport, column: str) -> str | None:
-    found = entry.comments.get(column)
-    return None if found is None else as_text(found)
+    comment = entry.comments.get(column)
+    return None if comment is None else as_text(comment)
 
 
 def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:
@@ -248,23 +266,23 @@ def read_metadata(report: RunResult) -> Mapping[str, Any]:
     }
 
 
-def partition_table(names: Sequence[str], numbers: Mapping[Split, Sequence[int]]) -> dg.TableMetadataValue:
+def partition_table(names: Sequence[str], numbers: Mapping[Partition, Sequence[int]]) -> dg.TableMetadataValue:
     """Numbers of partitions, a column for each name."""
     columns = ("topic", "partition", *names)
-    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.partition, *found), strict=True))) for p, found in numbers.items()]
+    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.number, *values), strict=True))) for p, values in numbers.items()]
     kinds = [dg.TableColumn(column, type="string" if column == "topic" else "int") for column in columns]
     return dg.MetadataValue.table(rows, schema=dg.TableSchema(kinds))
 
 
 def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:
     """How long records took from Kafka's timestamp to each layer: one number each, so that Dagster plots them."""
-    found = {}
+    percentiles = {}
     for layer, times in latency.items():
         for share, name in ((0.5, "p50"), (0.95, "p95")):
             seconds = times.percentile(share)
             if seconds is not None:
-                found[f"produce_to_{layer}_{name}_s"] = round(seconds, 2)
-    return found
+                percentiles[f"produce_to_{layer}_{name}_s"] = round(seconds, 2)
+    return percentiles
 
 
 def latency_table(latency: Mapping[str, Histogram]) -> str:
@@ -276,17 +294,18 @@ def latency_table(latency: Mapping[str, Histogram]) -> str:
     lines = [f"| seconds | {' | '.join(layers)} |", "|---" * (len(layers) + 1) + "|"]
     for name, share in (("p50", 0.5), ("p95", 0.95)):
         lines.append(f"| {name} | " + " | ".join(f"{latency[layer].percentile(share):.1f}" for layer in layers) + " |")
-    below = 0.0
-    for bound in bounds:
-        cells = []
-        for layer in layers:
-            rows = sum(n for upper, n in latency[layer].buckets() if below < upper <= bound)
-            share = rows / latency[layer].total
-            cells.append(f"{'█' * round(20 * share)} {share:.1%}" if rows else "")
+    for below, bound in pairwise((0.0, *bounds)):
+        cells = [_bar(latency[layer], below, bound) for layer in layers]
         if any(cells):
             lines.append(f"| {below:g} to {bound:g} | " + " | ".join(cells) + " |")
-        below = bound
     return "\n".join(lines)
+
+
+def _bar(times: Histogram, below: float, bound: float) -> str:
+    """The share of rows between two times; empty: none."""
+    rows = sum(number for upper, number in times.buckets() if below < upper <= bound)
+    share = rows / times.total
+    return f"{'█' * round(20 * share)} {share:.1%}" if rows else ""
 
 
 #: Failed games that each run plans again, so that their partitions name the newest run.
@@ -348,10 +367,10 @@ class PlannedLayers:
         bronze = self.pipeline.open_bronze()
         return set() if bronze is None else self.pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(layer)
 
-    def _as_it_is(self, found: TableReport | None, report: RunResult) -> Iterator[dg.AssetMaterialization]:
-        if found is not None:
-            metadata = table_metadata(found, report, self.keys)
-            yield dg.AssetMaterialization(self.keys.layer(found.layer), partition=found.game, metadata=metadata)
+    def _as_it_is(self, entry: TableReport | None, report: RunResult) -> Iterator[dg.AssetMaterialization]:
+        if entry is not None:
+            metadata = table_metadata(entry, report, self.keys)
+            yield dg.AssetMaterialization(self.keys.layer(entry.layer), partition=entry.game, metadata=metadata)
 
 
 def plan_failed(context: StepContext, report: RunResult, keys: Keys, most: int = REPLANNED) -> None:

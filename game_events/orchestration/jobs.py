@@ -183,21 +183,9 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
     """
     cause: BaseException | None = None
     run: SharedRun | None = None
-    named, chosen = graph.keys.named, context.run.step_keys_to_execute or context.run.resolved_op_selection
     try:
         with errors_decide(context, graph.lakehouse(context).source.read()):
-            if chosen and named(REPORTING) not in chosen:
-                raise ConfigurationError(f"the step `{named(REPORTING)}` logs what the others did: choose it, too")
-            # The options of the first step, also where a run is executed again from a later one.
-            run_config: dict[str, Any] = dict(context.run.run_config)
-            options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
-
-            def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-                found = options.begin(pipeline, report)
-                _planned(graph, found).log(context)
-                return found
-
-            run = graph.lakehouse(context).shared(context.run_id, JOB, begin)
+            run = _shared_run(context, graph)
             try:
                 work(run)
             except BaseException as error:
@@ -215,6 +203,24 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
         raise
 
 
+def _shared_run(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
+    """What the steps share, begun by the first of them."""
+    named = graph.keys.named
+    chosen = context.run.step_keys_to_execute or context.run.resolved_op_selection
+    if chosen and named(REPORTING) not in chosen:
+        raise ConfigurationError(f"the step `{named(REPORTING)}` logs what the others did: choose it, too")
+    # The options of the first step, also where a run is executed again from a later one.
+    run_config: dict[str, Any] = dict(context.run.run_config)
+    options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
+
+    def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
+        run = options.begin(pipeline, report)
+        _planned(graph, run).log(context)
+        return run
+
+    return graph.lakehouse(context).shared(context.run_id, JOB, begin)
+
+
 def _planned(graph: Graph, work: TriggeredRun) -> PlannedLayers:
     """The layers of a run's selection."""
     if work.selection == EVERYTHING:
@@ -229,8 +235,8 @@ def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Col
     def graph() -> str:
         definitions = load()
         dg.Definitions.validate_loadable(definitions)
-        found = definitions.resolve_asset_graph()
-        return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
+        graph_of_assets = definitions.resolve_asset_graph()
+        return f"{len(graph_of_assets.get_all_asset_keys())} assets, {len(graph_of_assets.asset_check_keys)} checks"
 
     return validation(pipeline, {"graph": graph} | run_plan_checks(pipeline, lambda: selection_of(pipeline, **asked)))
 
@@ -241,14 +247,14 @@ def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDe
     @graph.op("check_everything", "Settings, connections, tables, graph, and what a run would do. Changes nothing.", None)
     def check_everything(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[dg.Output[None]]:
         pipeline = graph.lakehouse(context).pipeline(context.run_id)
-        found = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
-        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
-        failed = [c for c in found if not c.ok]
+        results = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
+        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in results])}
+        failed = [c for c in results if not c.ok]
         if failed:
             said = "; ".join(f"{c.check}: {c.detail}" for c in failed)
             # Nothing is different a second later.
             raise dg.Failure(f"{len(failed)} checks failed: {said}", metadata=whole, allow_retries=False)
-        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
+        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in results})
 
     description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
     return graph.job("validate", description, check_everything)
@@ -397,7 +403,8 @@ def _run(
 
     `layers`: those that it may write.
     """
-    pipeline, report = graph.lakehouse(context).pipeline(context.run_id), RunReport()
+    pipeline = graph.lakehouse(context).pipeline(context.run_id)
+    report = RunReport()
     planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
     planned.log(context)
     with errors_decide(context, pipeline.settings):

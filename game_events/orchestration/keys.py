@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -40,6 +40,7 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from game_events.config.names import Names
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import BRONZE, OWN_GOLD, QUARANTINE, UNIFIED
+from game_events.sources.factory import class_of
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
@@ -97,7 +98,7 @@ class Keys:
         return dg.AssetKey([self.names.name_of(UNIFIED)])
 
     @property
-    def rest(self) -> dg.AssetKey:
+    def export(self) -> dg.AssetKey:
         """`rest_export`: rows sent to an HTTP receiver."""
         return self._key("rest_export")
 
@@ -141,36 +142,20 @@ GAMES, GOLD_KEY = DEFAULT.partitions, DEFAULT.gold
 
 OWNERS = ["team:data-engineering"]
 
-#: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
-#: and a graph that has to ask it cannot be loaded while it is down.
-BY_PATTERN = "topics_by_pattern"
-
-SUBJECTS_BY_PATTERN = "subjects_by_pattern"
-
 
 def source_key(settings: Settings, topic: str) -> dg.AssetKey:
-    """The external asset of a topic that the settings name, or of all that a pattern does; of the files or table they name."""
-    if settings.source == "files":
-        return dg.AssetKey(["files", *_end(settings.source_name)])
-    if settings.source_table is not None:
-        # Another pipeline's table, by its lakehouse's name and its own.
-        return dg.AssetKey(["delta", *_end(settings.source_table)])
-    return dg.AssetKey(["kafka", topic if settings.kafka_topic_pattern is None else BY_PATTERN])
-
-
-def _end(place: str) -> list[str]:
-    """The last two parts of a path or URI."""
-    return [_word(part) for part in place.partition("://")[2 if "://" in place else 0].split("/") if part][-2:]
-
-
-def _word(part: str) -> str:
-    """As Dagster accepts it: a key with another character would keep the whole project from loading."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", part)
+    """The external asset of a topic that the settings name, or of what else the source reads."""
+    return key_of(class_of(settings).asset_key(settings, topic))
 
 
 def schema_key(settings: Settings, subject: str) -> dg.AssetKey:
     """The external asset of a subject; of all subjects of a pattern's topics."""
-    return dg.AssetKey(["schema_registry", _word(subject) if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN])
+    return key_of(class_of(settings).subject_key(settings, subject))
+
+
+def key_of(parts: Iterable[str]) -> dg.AssetKey:
+    """A key as Dagster accepts it: with another character it would keep the whole project from loading."""
+    return dg.AssetKey([re.sub(r"[^A-Za-z0-9_.-]", "_", part) for part in parts])
 
 
 __all__ = [

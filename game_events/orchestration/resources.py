@@ -89,7 +89,8 @@ class SharedRun:
         """Begin the entry, then the work; an error of that is in the entry."""
         self.closed = False
         self.done: set[str] = set()
-        self._entry, report = ExitStack(), RunReport()
+        self._entry = ExitStack()
+        report = RunReport()
         self._entry.enter_context(recorded(pipeline, report, name, attempt))
         try:
             self.work = begin(pipeline, report)
@@ -145,7 +146,8 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
         Dagster makes one resource for all steps of a run that one process executes.
         """
         if self._open is None or self._open.closed:
-            self._open, self._opened = SharedRun(self.pipeline(run_id), name, self._opened, begin), self._opened + 1
+            self._open = SharedRun(self.pipeline(run_id), name, self._opened, begin)
+            self._opened += 1
         return self._open
 
     @property
@@ -162,7 +164,8 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
     @contextmanager
     def recorded(self, context: StepContext, name: str, *, observed: bool = True) -> Iterator[tuple[Pipeline, RunReport]]:
         """The pipeline and the report of one step, recorded in the event log; errors inside end the step (`errors_decide`)."""
-        pipeline, report = self.pipeline(context.run.run_id), RunReport()
+        pipeline = self.pipeline(context.run.run_id)
+        report = RunReport()
         with (
             errors_decide(context, pipeline.settings),
             recorded(pipeline, report, name, context.retry_number, observed=observed),
@@ -197,8 +200,8 @@ class Graph:
             ConfigurationError: they are invalid.
         """
         source = SettingsSource(settings)
-        found = source.read()
-        return cls(source, found, Keys.of(found))
+        settings_now = source.read()
+        return cls(source, settings_now, Keys.of(settings_now))
 
     @property
     def tags(self) -> dict[str, str]:
@@ -222,8 +225,8 @@ class Graph:
 
     def lakehouse(self, context: StepContext) -> LakehouseResource:
         """The resource, in a step."""
-        found: LakehouseResource = getattr(context.resources, self.resource)
-        return found
+        resource: LakehouseResource = getattr(context.resources, self.resource)
+        return resource
 
     def op(
         self, name: str, description: str, pool: str | None, *, after: bool = False
@@ -280,21 +283,25 @@ class TableLoader(dg.ConfigurableIOManager):
         Raises:
             ConfigurationError: there is no such table, or nothing of this kind can be made of it.
         """
-        settings, kind = self.source.read(), context.dagster_type.typing_type
-        lakehouse, keys = Lakehouse.of(settings), Keys.of(settings)
-        games = list(context.asset_partition_keys) if context.has_asset_partitions else [None]
-        if get_origin(kind) is dict:
-            valid = [game for game in games if game is None or is_game(game)]
-            tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in valid}
-            opened = {game: (tables[game], handle) for game, handle in _opened(settings, tables).items()}
-            kind = get_args(kind)[1]
-            return {game: self._as(kind, table, handle) for game, (table, handle) in opened.items() if handle is not None}
-        if len(games) != 1:
+        settings = self.source.read()
+        kind = context.dagster_type.typing_type
+        lakehouse = Lakehouse.of(settings)
+        keys = Keys.of(settings)
+        games: list[str | None] = [*context.asset_partition_keys] if context.has_asset_partitions else [None]
+        by_game = get_origin(kind) is dict
+        if by_game:
+            games = [game for game in games if game is None or is_game(game)]
+        elif len(games) != 1:
             raise ConfigurationError(f"input {context.name} is {len(games)} tables: annotate it with dict[str, ...]")
-        table = table_of(lakehouse, keys, context.asset_key, games[0])
-        handle = _opened(settings, {games[0]: table})[games[0]]
+        tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in games}
+        handles = _opened(settings, tables)
+        if by_game:
+            of_game = get_args(kind)[1]
+            return {game: self._as(of_game, tables[game], handle) for game, handle in handles.items() if handle is not None}
+        table = tables[games[0]]
+        handle = handles[games[0]]
         if handle is None:
-            raise no_table(lakehouse, table.name, [found.name for found in map(lakehouse.table, lakehouse.names())])
+            raise no_table(lakehouse, table.name, [lakehouse.table(name).name for name in lakehouse.names()])
         return self._as(kind, table, handle)
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:  # noqa: ARG002 - Dagster's signature
@@ -303,35 +310,42 @@ class TableLoader(dg.ConfigurableIOManager):
 
     def _as(self, kind: Any, table: Table, handle: DeltaTable) -> object:  # noqa: ANN401 - what a parameter is annotated with
         """A table as an annotation says; without one as a `DeltaTable`, of which nothing is read yet."""
-        package, name = getattr(kind, "__module__", "").partition(".")[0], getattr(kind, "__name__", "")
+        package = getattr(kind, "__module__", "").partition(".")[0]
+        name = getattr(kind, "__name__", "")
+        is_part = table.part is not None
         match package, name:
-            case ("typing", "Any") | ("deltalake", "DeltaTable") if table.part is None:
+            case ("typing", "Any") | ("deltalake", "DeltaTable") if not is_part:
                 return handle
             case ("pyarrow", "Table"):
                 return read_arrow(table, handle)
             case ("pandas", "DataFrame"):
                 return read_arrow(table, handle).to_pandas()
-            case ("polars", "DataFrame" | "LazyFrame"):
-                # No dependency of this project's: whoever annotates with it has imported it.
-                polars = sys.modules["polars"]
-                rows = polars.scan_delta(handle.whole if isinstance(handle, Part) else handle)
-                if table.part is not None:
-                    rows = rows.filter(polars.col(table.by) == table.part)
-                return rows if name == "LazyFrame" else rows.collect()
+            case ("polars", "DataFrame"):
+                return _scanned(table, handle).collect()
+            case ("polars", "LazyFrame"):
+                return _scanned(table, handle)
             case ("pyspark", "DataFrame"):
-                read = self.spark.spark_session.read.format("delta").load(table.uri)
-                return read if table.part is None else read.where(read[f"`{table.by}`"] == table.part)
-        handles = "deltalake.DeltaTable, " if table.part is None else ""
-        what = f"table {table.name}" if table.part is None else f"{table.part}'s part of {table.name}"
+                rows = self.spark.spark_session.read.format("delta").load(table.uri)
+                return rows.where(rows[f"`{table.by}`"] == table.part) if is_part else rows
+        handles = "" if is_part else "deltalake.DeltaTable, "
+        what = f"{table.part}'s part of {table.name}" if is_part else f"table {table.name}"
         raise ConfigurationError(
             f"{what} cannot be loaded as {package}.{name}: annotate the parameter with {handles}"
             "pyarrow.Table, polars.DataFrame or LazyFrame, pandas.DataFrame, or pyspark.sql.DataFrame"
         )
 
 
+def _scanned(table: Table, handle: DeltaTable) -> Any:  # noqa: ANN401 - a LazyFrame of Polars
+    # No dependency of this project's: whoever annotates with it has imported it.
+    polars = sys.modules["polars"]
+    rows = polars.scan_delta(handle.whole if isinstance(handle, Part) else handle)
+    return rows if table.part is None else rows.filter(polars.col(table.by) == table.part)
+
+
 def _opened(settings: Settings, tables: Mapping[str | None, Table]) -> dict[str | None, DeltaTable | None]:
     """Partition -> handle of its table, or of its part of one, which is opened once for all; None: there is none."""
-    handles, wholes = dict[str | None, DeltaTable | None](), dict[str, DeltaTable | None]()
+    handles: dict[str | None, DeltaTable | None] = {}
+    wholes: dict[str, DeltaTable | None] = {}
     for game, table in tables.items():
         if table.part is None:
             handles[game] = open_table(settings, table)
@@ -371,7 +385,8 @@ def open_table(settings: Settings, table: Table) -> DeltaTable | None:
 
         # Credentials, and all that concerns other stores, delta-rs reads from the environment.
         store: S3Config | LocalConfig = LocalConfig()
-        client, options = ClientConfig(), table.options
+        client = ClientConfig()
+        options = table.options
         if is_s3(settings.lakehouse):
             store = S3Config(
                 region=options.get("AWS_REGION"),

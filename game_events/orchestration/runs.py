@@ -22,12 +22,12 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,15 +118,15 @@ class OwnRuns:
         """
         order = {"order_by": "update_timestamp", "ascending": True} if by_update else {}
         tags = [{LAKEHOUSE_TAG: self.lakehouse}] + ([{REPOSITORY_TAG: self.repository}] if self.repository else [])
-        found = {
+        by_id = {
             record.storage_id: record
             for tag in tags
             for record in instance.get_run_records(RunsFilter(tags=tag, **wanted), limit, **order)  # type: ignore[arg-type]
             if self.has(record.dagster_run)
         }
         if by_update:
-            return sorted(found.values(), key=lambda record: record.update_timestamp)[:limit]
-        return [found[number] for number in sorted(found, reverse=True)][:limit]
+            return sorted(by_id.values(), key=lambda record: record.update_timestamp)[:limit]
+        return [by_id[number] for number in sorted(by_id, reverse=True)][:limit]
 
     def runs(self, instance: DagsterInstance, limit: int, **wanted: Any) -> list[DagsterRun]:  # noqa: ANN401 - of RunsFilter
         """The newest runs that a filter finds, as `records`."""
@@ -168,10 +168,7 @@ def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
     Returns:
         the runs, as they were before.
     """
-    # An earlier version of this project tagged its runs with their process alone.
-    untagged = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if LAKEHOUSE_TAG not in run.tags]
-    working = {run.run_id: run for run in (*own.runs(instance, LIMIT, statuses=WORKING), *untagged)}.values()
-    dead = [run for run in working if worker_is_gone(instance, run)]
+    dead = [run for run in own.runs(instance, LIMIT, statuses=WORKING) if worker_is_gone(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:
@@ -241,17 +238,21 @@ def is_gone(tag: str | None) -> bool:
 
     False for a process of another machine, and of another container of this one, which this process cannot see.
     """
-    found = _TAG.fullmatch(tag or "")
-    if found is None or found["host"] != socket.gethostname():
+    process = _TAG.fullmatch(tag or "")
+    if process is None or process["host"] != socket.gethostname():
         return False
-    if found["boot"] and _boot() and found["boot"] != _boot():
+    if process["boot"] and _boot() and process["boot"] != _boot():
         return True  # the machine was restarted since
-    if found["namespace"] and found["namespace"] != _namespace():
+    if process["namespace"] and process["namespace"] != _namespace():
         return False
+    return _has_ended(int(process["pid"]), int(process["started"]))
+
+
+def _has_ended(pid: int, started_s: int) -> bool:
     try:
-        process = psutil.Process(int(found["pid"]))
-        ended = process.status() == psutil.STATUS_ZOMBIE
-        return ended or abs(process.create_time() - int(found["started"])) > SLACK_S
+        process = psutil.Process(pid)
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return is_zombie or abs(process.create_time() - started_s) > SLACK_S
     except psutil.NoSuchProcess:
         return True
 
@@ -314,24 +315,7 @@ def drop_old_runs(
     if not keep_h:
         return 0
     before = datetime.fromtimestamp(clock(), UTC) - timedelta(hours=keep_h)
-    needed: set[str] = set()
-    dropped: list[str] = []
-    # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
-    for runs in _old_runs(instance, own, before, page):
-        if not needed:
-            if _searched_just_now(instance, own, clock()):
-                return 0
-            needed = _with_newest_events(instance, checks)
-        # Whether continuous mode is on, for one, is read from its newest run.
-        jobs = {run.job_name for run in runs}
-        needed |= {run.run_id for job in jobs for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
-        dropped += [run.run_id for run in runs if run.run_id not in needed]
-        if len(dropped) >= at_once:
-            break
-    else:
-        if needed:
-            instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(clock())})
-    del dropped[at_once:]
+    dropped = list(islice(_unneeded_runs(instance, own, _old_runs(instance, own, before, page), checks, clock()), at_once))
     _delete_evaluations(instance, dropped)
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
@@ -340,6 +324,29 @@ def drop_old_runs(
     if dropped:
         log.info("old_runs_deleted=%d before=%s", len(dropped), before.isoformat(timespec="seconds"))
     return len(dropped)
+
+
+def _unneeded_runs(
+    instance: DagsterInstance,
+    own: OwnRuns,
+    pages: Iterable[Sequence[DagsterRun]],
+    checks: Collection[AssetCheckKey],
+    now: float,
+) -> Iterator[str]:
+    """Ids of the old runs that nothing is read from; none, if all were searched within the hour."""
+    needed: set[str] = set()
+    # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
+    for runs in pages:
+        if not needed:
+            if _searched_just_now(instance, own, now):
+                return
+            needed = _with_newest_events(instance, checks)
+        # Whether continuous mode is on, for one, is read from its newest run.
+        for job in {run.job_name for run in runs}:
+            needed |= {run.run_id for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
+        yield from [run.run_id for run in runs if run.run_id not in needed]
+    if needed:
+        instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(now)})
 
 
 def _searched_just_now(instance: DagsterInstance, own: OwnRuns, now: float) -> bool:
@@ -352,39 +359,40 @@ def _searched_just_now(instance: DagsterInstance, own: OwnRuns, now: float) -> b
 def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime, page: int) -> Iterator[Sequence[DagsterRun]]:
     """Runs that ended before then, the oldest first, a page at a time."""
     wanted = own.tagged(statuses=ENDED, updated_before=before)
-    found = instance.get_runs(wanted, limit=page, ascending=True)
-    while found:
-        yield found
-        found = instance.get_runs(wanted, cursor=found[-1].run_id, limit=page, ascending=True)
+    runs = instance.get_runs(wanted, limit=page, ascending=True)
+    while runs:
+        yield runs
+        runs = instance.get_runs(wanted, cursor=runs[-1].run_id, limit=page, ascending=True)
 
 
 def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheckKey]) -> set[str]:
     """Runs with the newest materialization of an asset or a partition, or evaluation of a check."""
     storage = instance.event_log_storage
-    found = {record.run_id for record in storage.get_latest_asset_check_execution_by_key(list(checks)).values()}
+    run_ids = {record.run_id for record in storage.get_latest_asset_check_execution_by_key(list(checks)).values()}
     for record in instance.get_asset_records():
         newest = record.asset_entry.last_materialization_record
         if newest is not None:
-            found.add(newest.run_id)
+            run_ids.add(newest.run_id)
         key = record.asset_entry.asset_key
         ids = list(storage.get_latest_storage_id_by_partition(key, DagsterEventType.ASSET_MATERIALIZATION).values())
         for start in range(0, len(ids), IDS_AT_ONCE):
             wanted = AssetRecordsFilter(key, storage_ids=ids[start : start + IDS_AT_ONCE])
-            found.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
-    return found
+            run_ids.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
+    return run_ids
 
 
 def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> None:
     """Delete the runs' evaluations of checks, but each check's newest; Dagster 1.13 deletes a run's events without them."""
-    storage, table = instance.event_log_storage, AssetCheckExecutionsTable
+    storage = instance.event_log_storage
+    table = AssetCheckExecutionsTable
     if not run_ids or not isinstance(storage, SqlEventLogStorage):
         return
     columns = table.c.id, table.c.asset_key, table.c.check_name
     with storage.index_connection() as connection:
         rows = connection.execute(table.select().with_only_columns(*columns).where(table.c.run_id.in_(run_ids))).all()
     keys = {(asset, name) for _, asset, name in rows}
-    found = [AssetCheckKey(key, name) for asset, name in keys if (key := AssetKey.from_db_string(asset)) is not None]
-    newest = {record.id for record in storage.get_latest_asset_check_execution_by_key(found).values()}
+    check_keys = [AssetCheckKey(key, name) for asset, name in keys if (key := AssetKey.from_db_string(asset)) is not None]
+    newest = {record.id for record in storage.get_latest_asset_check_execution_by_key(check_keys).values()}
     with storage.index_connection() as connection:
         connection.execute(table.delete().where(table.c.id.in_([number for number, _, _ in rows if number not in newest])))
 
@@ -501,24 +509,21 @@ def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
             yield
     except TransientError as error:
         raise _again(context, settings, mask(str(error), settings)) from None
-    except PySparkException as error:
-        why = _may_pass_next_time(error, settings)
-        if why is None:
-            raise
-        raise _again(context, settings, why) from None
     except GameEventsError as error:
         raise dg.Failure(mask(str(error), settings), allow_retries=False) from None
-    except ConnectionRefusedError:  # of the first call after the one that broke: nothing else here is called in this way
-        if _is_being_canceled(context):
+    except (ConnectionRefusedError, Py4JError) as error:
+        # Refused is the first call after the one that broke: nothing else here is called in this way.
+        if _is_being_canceled(context) or (isinstance(error, Py4JError) and _is_broken_off(error)):
             raise dg.DagsterExecutionInterruptedError from None
-        raise dg.Failure(JVM_ENDED, allow_retries=False) from None
-    except Py4JError as error:
-        if _is_broken_off(error) or _is_being_canceled(context):
-            raise dg.DagsterExecutionInterruptedError from None
-        if isinstance(error, Py4JNetworkError):
+        if isinstance(error, ConnectionRefusedError | Py4JNetworkError):
             raise dg.Failure(JVM_ENDED, allow_retries=False) from None
         # A failed job with a reason that pyspark has no class for.
         why = _may_pass_next_time(error, settings) if isinstance(error, Py4JJavaError) else None
+        if why is None:
+            raise
+        raise _again(context, settings, why) from None
+    except PySparkException as error:
+        why = _may_pass_next_time(error, settings)
         if why is None:
             raise
         raise _again(context, settings, why) from None

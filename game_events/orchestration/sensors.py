@@ -1,125 +1,47 @@
-"""The sensors that start work: new records, schema versions and games; and what all sensors share.
+"""The sensors, in one table (`SENSORS`), and what a tick of each does.
 
-The sensor that reads the topic when there is something to read; its decision (`decide`) takes plain values only.
-
-The sensor that reports new schema versions, and starts a run for them.
-
-The sensor that makes partitions of games which the lakehouse knows and this Dagster instance does not.
-
-What sensors share: how they are declared, cursors, and errors.
-
-Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
+Here are those that start work for new records, schema versions and games, and those that look after runs and the status; the
+module `alerts` has those that send alerts, `continuous` the one of continuous mode.
 """
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from itertools import pairwise
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
-from deltalake.exceptions import DeltaError
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.decoding.columns import kept_columns
 from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
-from game_events.orchestration.events import as_text, one_line, partition_table, table
-from game_events.orchestration.keys import DEFAULT, Keys, schema_key, source_key
+from game_events.orchestration.alerts import Alert, send, send_alerts, watch_data
+from game_events.orchestration.checks import read_status
+from game_events.orchestration.continuous import start_again
+from game_events.orchestration.events import as_text, one_line, partition_table, plain, table
+from game_events.orchestration.keys import DEFAULT, JOB, Keys, schema_key, source_key
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.runs import REASON, OwnRuns, unfinished_runs, unused_run_key
-from game_events.pipeline.monitoring import Alert, PipelineLag, digest, read_lag, send
+from game_events.orchestration.runs import (
+    REASON,
+    OwnRuns,
+    drop_old_runs,
+    end_dead_runs,
+    unfinished_runs,
+    unused_run_key,
+)
+from game_events.orchestration.ticks import SHOWN, Clock, Sensor, SensorCursor, Tick, some
+from game_events.pipeline.lag import PipelineLag, digest, read_lag
 from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
-from game_events.sources.source import Split
-
-Result = TypeVar("Result")
-
-Evaluate = Callable[[dg.SensorEvaluationContext], Result]
-
-#: Names that a reason has.
-SHOWN = 10
-
-
-def sensor(
-    graph: Graph, description: str, interval_s: int, job: str | None = None
-) -> Callable[[Evaluate[Result]], dg.SensorDefinition]:
-    """Decorator that makes a sensor of a function, under its name; it runs unless the settings say that nothing does.
-
-    `masked` guards it. `job`: the one that it starts.
-    """
-
-    def sensor_of(evaluate: Evaluate[Result]) -> dg.SensorDefinition:
-        decorate = dg.sensor(
-            name=graph.keys.named(evaluate.__name__),
-            description=description,
-            job_name=None if job is None else graph.keys.named(job),
-            minimum_interval_seconds=interval_s,
-            default_status=graph.sensor_status,
-        )
-        return decorate(masked(evaluate, graph.source.given))  # type: ignore[arg-type]
-
-    return sensor_of
-
-
-def own_runs(context: dg.SensorEvaluationContext, settings: Settings) -> OwnRuns:
-    """The runs of the settings' lakehouse, and those of this code location that no process has tagged yet."""
-    location = context.code_location_origin
-    return OwnRuns.of(settings, None if location is None else f"{context.repository_name}@{location.location_name}")
-
-
-def masked(evaluate: Evaluate[Result], given: Settings | None = None) -> Evaluate[Result]:
-    """Skip a sensor's tick where settings, a table or a server cannot be read; mask secrets in its reasons and errors.
-
-    Raises:
-        GameEventsError: with the masked traceback of another error that holds a secret; every other error as it is.
-    """
-
-    @wraps(evaluate)
-    def without_secrets(context: dg.SensorEvaluationContext) -> Result:
-        try:
-            said = evaluate(context)
-        except (GameEventsError, DeltaError, OSError) as error:
-            said = cast(Result, dg.SkipReason(str(error)))
-        except Exception as error:
-            text = masked_traceback(error, given or settings_to_mask())
-            if text is None:
-                raise
-            raise GameEventsError(text) from None
-        if isinstance(said, dg.SkipReason) and said.skip_message is not None:
-            return cast(Result, dg.SkipReason(one_line(mask(said.skip_message, given or settings_to_mask()))))
-        return said
-
-    return without_secrets
-
-
-def some(names: Iterable[object]) -> str:
-    """The first names, and how many more there are."""
-    every = list(map(str, names))
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + more
-
-
-class SensorCursor(BaseModel):
-    """State of a sensor between two ticks, kept by Dagster as JSON."""
-
-    @classmethod
-    def read(cls, text: str | None) -> Self:
-        """Parse a cursor; an empty or invalid one gives a new one."""
-        try:
-            return cls.model_validate_json(text or "{}")
-        except ValidationError:
-            return cls()
-
+from game_events.sources.source import Partition
 
 #: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
@@ -202,7 +124,7 @@ def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
 
 def reason(lag: PipelineLag) -> str | None:
     """What there is to do, in words."""
-    found = (
+    reasons = (
         (lag.ahead, f"{', '.join(map(str, lag.ahead))} end before what bronze has read"),
         (lag.total_lag, f"{lag.name}: {lag.total_lag:,} records to read"),
         (not lag.made, f"{lag.name}: where bronze starts is not settled yet"),
@@ -210,7 +132,7 @@ def reason(lag: PipelineLag) -> str | None:
         (lag.let_in, "the settings let in games that they left out before"),
         (lag.behind, f"behind the layer before: {', '.join(lag.behind)}"),
     )
-    return next((why for is_so, why in found if is_so), None)
+    return next((why for is_so, why in reasons if is_so), None)
 
 
 def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:
@@ -227,14 +149,14 @@ def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) 
     offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
     if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
         return [], memory
-    assets: dict[dg.AssetKey, list[Split]] = defaultdict(list)
+    assets: dict[dg.AssetKey, list[Partition]] = defaultdict(list)
     for partition in sorted(lag.seen.latest):
         assets[source_key(settings, partition.topic)].append(partition)
     events = [_event(lag, key, partitions) for key, partitions in assets.items()]
     return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
 
 
-def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
+def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Partition]) -> dg.AssetObservation:
     """With a pattern one event is about several topics."""
     most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
     numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}
@@ -249,35 +171,25 @@ def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> d
     )
 
 
-def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
-    """The sensor: it asks the broker and the tables' logs."""
-
-    @sensor(
-        graph,
-        "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits "
-        "while a run is under way, and longer after each run without progress.",
-        15,
-        job=REFRESH,
-    )
-    def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        memory, now, settings = Memory.read(context.cursor), time.time(), graph.source.read()
-        lag = read_lag(settings, TIMEOUT_S)
-        events, memory = lag_event(settings, lag, memory, now)
-        memory = alert_on_lag(settings, lag, memory)
-        writer = writer_of_bronze(context.instance, own_runs(context, settings), graph.keys)
-        if writer is not None:
-            run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
-            why = f"{lag.total_lag:,} records wait: {run}"
-            return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
-        decision = decide(lag, memory, now)
-        cursor = decision.memory.model_dump_json()
-        if decision.run_key is None:
-            return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
-        key = unused_run_key(context.instance, decision.run_key)
-        request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
-        return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
-
-    return kafka_lag
+def start_runs(tick: Tick) -> dg.SensorResult:
+    """A tick of the sensor `kafka_lag`: it asks the broker and the tables' logs."""
+    settings = tick.settings
+    now = tick.clock()
+    lag = read_lag(settings, TIMEOUT_S)
+    events, memory = lag_event(settings, lag, Memory.read(tick.context.cursor), now)
+    memory = alert_on_lag(settings, lag, memory)
+    writer = writer_of_bronze(tick.instance, tick.own_runs(settings), tick.graph.keys)
+    if writer is not None:
+        run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
+        why = f"{lag.total_lag:,} records wait: {run}"
+        return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
+    decision = decide(lag, memory, now)
+    cursor = decision.memory.model_dump_json()
+    if decision.run_key is None:
+        return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
+    key = unused_run_key(tick.instance, decision.run_key)
+    request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
+    return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
 
 
 def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory:
@@ -286,7 +198,9 @@ def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory
     Returns:
         the memory with the alert noted; unchanged if the receiver did not take it, so that the next tick retries.
     """
-    threshold, records, topic = settings.alert_lag_records, lag.total_lag, lag.name
+    threshold = settings.alert_lag_records
+    records = lag.total_lag
+    topic = lag.name
     if not threshold or settings.alert_webhook_url is None:
         return memory.model_copy(update={"lag_is_high": False})
     # Of the same alert, sent again, the receiver gets the same id.
@@ -315,17 +229,11 @@ SEARCH_S = 20.0
 Cursor = dict[str, dict[int, int]]
 
 
-def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
-    """What was seen, those that waited longest first; nothing, if it is no cursor.
-
-    A cursor of when there was one subject only had its versions.
-    """
+def read_cursor(cursor: str | None) -> Cursor:
+    """What was seen, those that waited longest first; nothing, if it is no cursor."""
     try:
-        found = json.loads(cursor or "{}")
-        if found and not any(isinstance(versions, dict) for versions in found.values()):
-            found = {subjects[0]: found} if subjects else {}
-        return {name: {int(number): int(i) for number, i in versions.items()} for name, versions in found.items()}
-    except (ValueError, TypeError, AttributeError):
+        return TypeAdapter(Cursor).validate_json(cursor or "{}")
+    except ValidationError:
         return {}
 
 
@@ -341,8 +249,8 @@ class Difference(NamedTuple):
         name = f"changes_in_version_{number}"
         if not self.rows:
             return {name: dg.MetadataValue.text(one_line(self.line))}
-        found: dict[str, dg.MetadataValue[Any]] = {name: table(CHANGE_COLUMNS, self.rows)}
-        return found | ({f"left_out_of_version_{number}": dg.MetadataValue.text(self.left_out)} if self.left_out else {})
+        values: dict[str, dg.MetadataValue[Any]] = {name: table(CHANGE_COLUMNS, self.rows)}
+        return values | ({f"left_out_of_version_{number}": dg.MetadataValue.text(self.left_out)} if self.left_out else {})
 
 
 def changes_by_version(
@@ -377,20 +285,22 @@ class NewVersions:
         One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
         """
         registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
-        until, wanted = clock() + SEARCH_S, set(names)
-        order = [*(name for name in names if name not in seen), *(name for name in seen if name in wanted)]
-        waiting = {name: seen.get(name, {}) for name in order}
+        until = clock() + SEARCH_S
+        wanted = set(names)
+        waiting: Cursor = {name: {} for name in names if name not in seen}
+        waiting |= {name: versions for name, versions in seen.items() if name in wanted}
         for subject, known in list(waiting.items()):
             if clock() > until:
                 break
-            waiting[subject] = waiting.pop(subject)
+            # To the end of the queue, whatever becomes of it.
+            del waiting[subject]
+            waiting[subject] = known
             try:
                 waiting[subject] = self._search_one(settings, registry, subject, known) or known
-            except TransientError as error:
-                self.errors.append(str(error))
-                break
             except GameEventsError as error:
                 self.errors.append(str(error))
+                if isinstance(error, TransientError):
+                    break
         return waiting
 
     def _search_one(
@@ -411,28 +321,22 @@ class NewVersions:
         return {v.version: v.schema_id for v in versions}
 
 
-def build_schema_versions(graph: Graph, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """The sensor: it asks the registry once for each subject. `clock`: seconds."""
-
-    @sensor(
-        graph, "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.", 30, "refresh"
+def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
+    """A tick of the sensor `schema_versions`: it asks the registry once for each subject."""
+    settings = tick.settings
+    new = NewVersions()
+    names = subjects(settings, TIMEOUT_S)
+    seen = new.search(settings, names, read_cursor(tick.context.cursor), tick.clock)
+    cursor = json.dumps(seen)
+    if not new.events:
+        tick.context.update_cursor(cursor)
+        known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
+        return dg.SkipReason("; ".join([*new.errors[:SHOWN], f"no new version: {known}"]))
+    request = dg.RunRequest(
+        run_key=unused_run_key(tick.instance, f"schemas-{digest(new.keys)}"),
+        tags={REASON: f"schema: {', '.join(new.texts)}"[:200]},
     )
-    def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        settings, found = graph.source.read(), NewVersions()
-        names = subjects(settings, TIMEOUT_S)
-        seen = found.search(settings, names, read_cursor(context.cursor, names), clock)
-        cursor = json.dumps(seen)
-        if not found.events:
-            context.update_cursor(cursor)
-            known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
-            return dg.SkipReason("; ".join([*found.errors[:SHOWN], f"no new version: {known}"]))
-        request = dg.RunRequest(
-            run_key=unused_run_key(context.instance, f"schemas-{digest(found.keys)}"),
-            tags={REASON: f"schema: {', '.join(found.texts)}"[:200]},
-        )
-        return dg.SensorResult(asset_events=found.events, run_requests=[request], cursor=cursor)
-
-    return schema_versions
+    return dg.SensorResult(asset_events=new.events, run_requests=[request], cursor=cursor)
 
 
 def _version_event(
@@ -445,9 +349,9 @@ def _version_event(
         "schema_ids": [v.schema_id for v in new],
         "registry": registry,
     }
-    for number, found in changes.items():
-        metadata |= found.metadata(number)
-    said = as_text("; ".join(f"version {number}: {found.line}" for number, found in changes.items()))
+    for number, difference in changes.items():
+        metadata |= difference.metadata(number)
+    said = as_text("; ".join(f"version {number}: {difference.line}" for number, difference in changes.items()))
     return dg.AssetMaterialization(
         key, description=said or None, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
     )
@@ -476,35 +380,133 @@ def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[
     return sorted(sure) + sorted(g for g in tables - known - sure if allowed(g))[:room]
 
 
-class Seen(SensorCursor):
-    """The sensor's cursor: all names that were partitions when it looked. What is not one any more, a person has removed."""
+class SeenGames(SensorCursor):
+    """The cursor of the sensor `new_games`: all names that were partitions when it looked.
+
+    What is not one any more, a person has removed.
+    """
 
     games: list[str] = Field(default_factory=list)
 
 
-def build_new_games(graph: Graph) -> dg.SensorDefinition:
-    """The sensor: it compares the lakehouse with the partitions; nothing is ever removed.
+def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
+    """A tick of the sensor `new_games`: it compares the lakehouse with the partitions; nothing is ever removed.
 
     A partition that a person has deleted is not added again: the next run that writes rows of the game does that.
     """
+    partitions = tick.graph.keys.partitions
+    known = set(tick.instance.get_dynamic_partitions(str(partitions.name)))
+    seen = set(SeenGames.read(tick.context.cursor).games)
+    admitted, tables = games_of(tick.settings)
+    names = to_add(tick.settings, known, admitted - seen, tables - seen)
+    tick.context.update_cursor(SeenGames(games=sorted(seen | known)).model_dump_json())
+    if not names:
+        deleted = sorted((admitted | tables) & seen - known)
+        without = f", but for those that were deleted by hand: {some(deleted)}" if deleted else ""
+        return dg.SkipReason(f"every game of the lakehouse is a partition{without}")
+    tick.context.log.info("new_games=%s", ",".join(names))
+    return dg.SensorResult(dynamic_partitions_requests=[partitions.build_add_request(names)])
 
-    @sensor(
-        graph,
+
+#: The sensor `status` logs the same result again after so many seconds.
+AGAIN_S = 3600.0
+
+
+class LastStatus(SensorCursor):
+    """The cursor of the sensor `status`: the last result in words, and when it was logged (seconds since 1970)."""
+
+    summary: str = ""
+    at: float = 0.0
+
+
+def report_status(tick: Tick) -> dg.SensorResult | dg.SkipReason:
+    """A tick of the sensor `status`; it starts nothing."""
+    settings = tick.settings
+    last = LastStatus.read(tick.context.cursor)
+    now = tick.clock()
+    status = read_status(settings, tick.graph.keys, tick.instance, tick.own_runs(settings), tick.checks)
+    summary = plain(status.description or "")
+    if summary == last.summary and now - last.at < AGAIN_S:
+        return dg.SkipReason(summary)
+    cursor = LastStatus(summary=summary, at=now).model_dump_json()
+    return dg.SensorResult(asset_events=[status], skip_reason=summary, cursor=cursor)
+
+
+def end_runs(tick: Tick) -> dg.SkipReason:
+    """A tick of the sensor `dead_runs`; it never starts a run, and looks at no run of another lakehouse."""
+    own = tick.own_runs(tick.graph.settings)
+    ended = end_dead_runs(tick.instance, own)
+    try:
+        dropped = drop_old_runs(tick.instance, own, tick.settings.run_history_h, tick.checks)
+        said = f"; deleted {dropped} that ended long ago" if dropped else ""
+    except GameEventsError as error:  # dead runs are ended whatever the settings are now
+        said = f"; those that ended long ago stay: {error}"
+    if not ended:
+        return dg.SkipReason(f"every unfinished run has its process{said}")
+    return dg.SkipReason(f"ended {len(ended)} runs without a process: {', '.join(run.run_id[:8] for run in ended)}{said}")
+
+
+SENSORS = (
+    Sensor(
+        "kafka_lag",
+        15,
+        start_runs,
+        "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits "
+        "while a run is under way, and longer after each run without progress.",
+        job=REFRESH,
+    ),
+    Sensor(
+        "schema_versions",
+        30,
+        report_versions,
+        "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
+        job=REFRESH,
+    ),
+    Sensor(
+        "new_games",
+        60,
+        add_partitions,
         "Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions. One that was "
         "deleted by hand stays away until the game has new rows.",
+    ),
+    Sensor(
+        "dead_runs",
+        30,
+        end_runs,
+        "Runs of this lakehouse and machine with a killed process are marked as failed, and their pool slots given back; those "
+        "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
+    ),
+    Sensor(
+        "alerts",
+        15,
+        send_alerts,
+        "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or "
+        "passes again.",
+    ),
+    Sensor(
+        "data_alarms",
         60,
-    )
-    def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        settings, partitions = graph.source.read(), graph.keys.partitions
-        known, seen = set(context.instance.get_dynamic_partitions(str(partitions.name))), set(Seen.read(context.cursor).games)
-        admitted, tables = games_of(settings)
-        names = to_add(settings, known, admitted - seen, tables - seen)
-        context.update_cursor(Seen(games=sorted(seen | known)).model_dump_json())
-        if not names:
-            deleted = sorted((admitted | tables) & seen - known)
-            without = f", but for those that were deleted by hand: {some(deleted)}" if deleted else ""
-            return dg.SkipReason(f"every game of the lakehouse is a partition{without}")
-        context.log.info("new_games=%s", ",".join(names))
-        return dg.SensorResult(dynamic_partitions_requests=[partitions.build_add_request(names)])
+        watch_data,
+        "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the "
+        "webhook an alert of records that were lost before they were read.",
+    ),
+    Sensor(
+        "continuous_mode",
+        10,
+        start_again,
+        "Starts continuous mode again if its run failed or its process vanished; does nothing before it was started once, or "
+        "after it was terminated.",
+        job=JOB,
+    ),
+    Sensor(
+        "status",
+        60,
+        report_status,
+        "Logs the check `all_is_well` of the asset `status` when its result changes, and once an hour.",
+    ),
+)
 
-    return new_games
+
+def build_sensor(name: str, graph: Graph, clock: Clock = time.time) -> dg.SensorDefinition:
+    """One of them."""
+    return next(sensor for sensor in SENSORS if sensor.name == name).build(graph, clock)

@@ -21,12 +21,10 @@ from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
 from game_events.pipeline.offsets import refuse_twice, topic_id_read
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.plugins.files.schemas import FileSchemas
-from game_events.plugins.files.source import FileSource
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.factory import make_source
-from game_events.sources.source import FILES, Source, SourceSnapshot
+from game_events.sources.factory import class_of
+from game_events.sources.source import Source, SourceContext, SourceSnapshot
 
 #: Seconds within which the source answers a pipeline that only reads: a run, which waits longer, follows.
 SNAPSHOT_S = 5.0
@@ -115,32 +113,25 @@ class Pipeline:
     @cached_property
     def source(self) -> Source:
         """The source of bronze's records."""
-        if self.settings.source == FILES:
-            return FileSource(
-                self.settings,
-                self.lakehouse,
-                self.run_id,
-                read_by=lambda: topic_id_read(self.open_bronze(), FILES, FILES),
-                refuse_twice=lambda archive, ends: refuse_twice(self.open_bronze(), self.open_quarantine(), archive, ends),
-            )
-        return make_source(self.settings, SNAPSHOT_S if self.read_only else None)
+        context = SourceContext(
+            self.settings,
+            self.lakehouse,
+            self.run_id,
+            timeout_s=SNAPSHOT_S if self.read_only else None,
+            id_read=lambda topic, kind: topic_id_read(self.open_bronze(), topic, kind),
+            refuse_twice=lambda archive, ends: refuse_twice(self.open_bronze(), self.open_quarantine(), archive, ends),
+        )
+        return class_of(self.settings)(context)
 
     def source_snapshot(self) -> SourceSnapshot:
         """A snapshot of the source; writes nothing."""
         return self.source.snapshot(take_in=False)
 
-    @property
-    def things(self) -> str:
-        """The unit of a micro-batch, for messages."""
-        return "files" if self.settings.source == FILES else "records"
-
     @cached_property
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
-        settings, registry = self.settings, SchemaRegistry(self.settings)
-        known: SchemaRegistry | FileSchemas = registry
-        if settings.source == FILES:
-            known = FileSchemas(registry, framed=settings.files_framed)
+        settings = self.settings
+        known = class_of(settings).lookup(settings, SchemaRegistry(settings))
         kept, values = kept_columns(settings), ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
         return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)

@@ -27,7 +27,7 @@ _OF = re.compile(r" \(schema id (\d+)\)$")
 
 def documented(pipeline: Pipeline, schema: pa.Schema, columns: ColumnMap, types: Iterable[TypeKey]) -> pa.Schema:
     """Bronze's schema with the comments of the message types that occurred; GUIDs have no order and count as the oldest."""
-    found: dict[str, tuple[str, int]] = {}
+    texts: dict[str, tuple[str, int]] = {}
     for schema_id, _ in sorted(set(types), key=lambda key: (ordered(key[0]), key[1])):
         comments = pipeline.catalog.comments(schema_id)
         for message, fields in pipeline.catalog.known_messages(schema_id).items():
@@ -35,8 +35,8 @@ def documented(pipeline: Pipeline, schema: pa.Schema, columns: ColumnMap, types:
                 column = columns.names.get(field_key(message, (item.id,), item.kind))
                 text = clean(comments.of(message, (item.name,))) if column is not None else ""
                 if column is not None and text:
-                    found[column] = (text, schema_id if isinstance(schema_id, int) else 0)
-    return with_comments(schema, found)
+                    texts[column] = (text, schema_id if isinstance(schema_id, int) else 0)
+    return with_comments(schema, texts)
 
 
 def about_bronze(pipeline: Pipeline, bronze: DeltaTable, types: Iterable[TypeKey]) -> str | None:

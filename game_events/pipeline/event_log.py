@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from game_events.config.masking import without_secrets
@@ -90,7 +91,10 @@ class RunLog:
     """
 
     def __init__(self, pipeline: Pipeline, job: str, attempt: int = 0, interval_s: float = INTERVAL_S) -> None:
-        self._pipeline, self._job, self._attempt, self._interval_s = pipeline, job, attempt, interval_s
+        self._pipeline = pipeline
+        self._job = job
+        self._attempt = attempt
+        self._interval_s = interval_s
         self._pending = RunReport()
         #: Cycles since lineage was sent: what the event log could not take is not sent a second time.
         self._unsent = RunReport()
@@ -114,7 +118,8 @@ class RunLog:
 
     def _write(self, error: BaseException | None, *, end: bool) -> None:
         """Register the tables and send the lineage of the cycles since the last time, then write the events."""
-        news, self._unsent = self._unsent, RunReport()
+        news = self._unsent
+        self._unsent = RunReport()
         facts = RunFacts(self._job, time.monotonic() - self._began, error)
         if end:
             self._observers.close(news, error, stopped=facts.stopped)
@@ -125,7 +130,8 @@ class RunLog:
         self._pending.add(extra)
         facts = replace(facts, seconds=time.monotonic() - self._began)  # with the time that those took
         if write_events(self._pipeline, self._pending, facts, f"{self._attempt}.{self._part}"):
-            self._pending, self._part = RunReport(), self._part + 1
+            self._pending = RunReport()
+            self._part += 1
         self._began = time.monotonic()
 
 
@@ -138,9 +144,9 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += [_table(entry, report, settings) for entry in report.tables]
     rows += _counts(report, names)
     # Not of all rules: rules x games, in every run.
-    rows += [_rule(rule) for rule in report.rules.values() if rule.violated]
+    rows += map(_rule, filter(attrgetter("violated"), report.rules.values()))
     rows += [_gap(gap, names) for gap in report.gaps]
-    rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
+    rows += [_maintenance(entry, settings) for entry in filter(attrgetter("anything"), report.maintenance.values())]
     for part in report.parts.values():
         rows += part.event_rows()
     rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
@@ -159,14 +165,15 @@ def _read(report: RunResult) -> Iterator[dict[str, Any]]:
         read = {p: (a, b, report.lag.get(p, 0)) for p, (a, b) in sorted(report.offsets.items()) if p.topic == topic}
         rows = sum(end - start for start, end, _ in read.values())
         lag = sum(n for p, n in report.lag.items() if p.topic == topic)
-        detail = {"partitions": {str(p.partition): list(found) for p, found in read.items()}}
+        detail = {"partitions": {str(p.number): list(numbers) for p, numbers in read.items()}}
         yield _row("read", "bronze", name=topic, rows=rows, lag=lag, detail=detail)
 
 
 def _counts(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
     """Rows of the fields with an `Event`."""
     for f in fields(report):
-        event, value = f.metadata["event"], getattr(report, f.name)
+        event = f.metadata["event"]
+        value = getattr(report, f.name)
         if event is not None and value:
             table = names.name_of(event.table) if event.table else None
             for name, rows in sorted(value.items()) if isinstance(value, Mapping) else [(None, value)]:
@@ -208,10 +215,21 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
-    failed = report.errors or (run.error is not None and not run.stopped)
-    status, lag = FAILED if failed else STOPPED if run.stopped else SUCCEEDED, sum(report.lag.values()) if report.lag else None
-    seconds = round(run.seconds, 3)
-    return _row("run", name=run.job, rows=report.rows("bronze"), lag=lag, seconds=seconds, status=status, detail=detail)
+    return _row(
+        "run",
+        name=run.job,
+        rows=report.rows("bronze"),
+        lag=sum(report.lag.values()) if report.lag else None,
+        seconds=round(run.seconds, 3),
+        status=_status(report, run),
+        detail=detail,
+    )
+
+
+def _status(report: RunResult, run: RunFacts) -> str:
+    if report.errors or (run.error is not None and not run.stopped):
+        return FAILED
+    return STOPPED if run.stopped else SUCCEEDED
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:
@@ -219,22 +237,24 @@ def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[st
     if entry.error is not None:
         return row | {"status": FAILED, "detail": {"error": without_secrets(without_quotes(entry.error), settings)}}
     counts = {name: getattr(entry, name) for name in ("rows", "table_rows", "table_bytes", "batch")}
-    status, inputs = "new" if entry.new else "changed", _inputs(entry, report, settings.names)
+    status = "new" if entry.new else "changed"
+    inputs = _inputs(entry, report, settings.names)
     return row | counts | {"delta_version": entry.version, "status": status, "detail": {"inputs": inputs}}
 
 
 def _inputs(entry: TableReport, report: RunResult, names: Names) -> list[dict[str, Any]]:
     """Lineage: the inputs of the rows, and up to which batch of bronze. Versions of these are in rows of their own."""
     if entry.layer in ("bronze", "quarantine"):
-        held = [{"table": names.name_of(QUARANTINE)}] if report.replayed and entry.layer == "bronze" else []
-        return [*({"topic": topic} for topic in report.topics), *held]
+        topics: list[dict[str, Any]] = [{"topic": topic} for topic in report.topics]
+        replayed = report.replayed and entry.layer == "bronze"
+        return [*topics, {"table": names.name_of(QUARANTINE)}] if replayed else topics
     if entry.layer == "silver":
         return [{"table": names.name_of(BRONZE), "batch": entry.batch}]
     if is_gold(entry.layer) and entry.game is not None:
         shared = entry.table.startswith(names.asset("gold_unified_"))
         return [{"table": names.name_of(SILVER if shared else silver_name(entry.game)), "batch": entry.batch}]
-    changed = [t.game for t in report.of("gold") if t.error is None]
-    return [{"table": names.name_of(gold_name("{game}")), "games": len(changed), "batch": entry.batch}]
+    changed = sum(t.error is None for t in report.of("gold"))
+    return [{"table": names.name_of(gold_name("{game}")), "games": changed, "batch": entry.batch}]
 
 
 def _schemas(report: RunResult) -> Iterator[dict[str, Any]]:

@@ -186,7 +186,8 @@ def _tidy(
         handle = _renewed(lakehouse, table, handle, done)
     known.read_log(handle)
     done.replaced += known.delete(table.retention.seconds(table.key))
-    done.waiting, done.files = len(known.waiting), len(paths(handle))
+    done.waiting = len(known.waiting)
+    done.files = len(paths(handle))
     return handle
 
 
@@ -219,8 +220,8 @@ def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]
         handle = pipeline.lakehouse.table(key).open()
         return len(outdated_files(handle)) if handle is not None else 0
 
-    found = for_games(keys[:most], guarded(outdated))
-    counts = {pipeline.lakehouse.table(key).name: count for key, count in found.items() if isinstance(count, int) and count}
+    by_table = for_games(keys[:most], guarded(outdated))
+    counts = {pipeline.lakehouse.table(key).name: count for key, count in by_table.items() if isinstance(count, int) and count}
     return counts, max(0, len(keys) - most)
 
 
@@ -240,9 +241,9 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     known = ReplacedFiles(table)
     handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse)
-    found = _orphans(pipeline, table, known, dry_run=False)
-    done.orphan_bytes += sum(found.values())
-    done.orphans += delete_files(table, sorted(found), pipeline.settings.orphan_retention_h * 3600)
+    orphans = _orphans(pipeline, table, known, dry_run=False)
+    done.orphan_bytes += sum(orphans.values())
+    done.orphans += delete_files(table, sorted(orphans), pipeline.settings.orphan_retention_h * 3600)
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
@@ -253,7 +254,8 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
     groups = _groups_of(table, handle, FULL_GOAL)
-    done.joined, done.into = sum(len(group) for group in groups), len(groups)
+    done.joined = sum(len(group) for group in groups)
+    done.into = len(groups)
     merged = {path for group in groups for path in group}
     outdated = [file for file in outdated_files(handle) if file.path not in merged]
     done.renewed = sum(map(len, first_groups(outdated)))
@@ -261,9 +263,11 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     known = ReplacedFiles(table)
     known.read_log(handle)
     done.replaced = len(known.due(table.retention.seconds(table.key)))
-    done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
-    found = _orphans(pipeline, table, known, dry_run=True)
-    done.orphans, done.orphan_bytes = len(found), sum(found.values())
+    done.waiting = len(known.waiting) - done.replaced
+    done.files = len(paths(handle))
+    orphans = _orphans(pipeline, table, known, dry_run=True)
+    done.orphans = len(orphans)
+    done.orphan_bytes = sum(orphans.values())
 
 
 def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> dict[str, int]:

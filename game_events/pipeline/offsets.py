@@ -5,34 +5,24 @@ elsewhere: its files are in no order of offsets, so an offset does not show whet
 archive its micro-batches were read from, until the first one from elsewhere or a full refresh.
 
 Information of bronze's commits, for people and for checks: runs start from the table's transactions, never from this.
-
-Conditions on rows of bronze and quarantine, by the splits and offsets of their records.
 """
 
-import base64
 import hashlib
 import json
 import re
-import struct
-import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
 from deltalake import DeltaTable
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.log import SOURCES
 from game_events.lakehouse.commits.transactions import Txn, counter
-from game_events.plugins.files.records import FileGap
-from game_events.sources.source import FILES, KAFKA, TABLE, Gap, Offsets, Source, Split
-
-#: A transaction holds one 64-bit number, an id has 128 bits: two of them.
-_HALVES = ("high", "low")
+from game_events.sources.factory import kind_of
+from game_events.sources.source import KAFKA, Gap, Offsets, Partition, Source, id_apps, id_of_halves
 
 #: After so many partitions in a row without an offset, the search for more ends.
 HOLE = 64
@@ -41,69 +31,61 @@ HOLE = 64
 _TOPIC_ID = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]")
 
 
-def identity(splits: Iterable[Split]) -> dict[str, int]:
-    """`txn` -> value that identify the topics, or the table, that a commit of bronze has read."""
-    found: dict[str, int] = {}
-    for topic, topic_id, kind in {(split.topic, split.topic_id, split.kind) for split in splits}:
-        # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`; a table's id is a UUID.
-        raw = base64.b64decode(topic_id + "==", validate=True) if kind == KAFKA else uuid.UUID(topic_id).bytes
-        halves = struct.unpack(">qq", raw)
-        found |= {_app(topic, kind, half): value for half, value in zip(_HALVES, halves, strict=True)}
-    return found
+def identity(partitions: Iterable[Partition]) -> dict[str, int]:
+    """`txn` -> value that identify the topics, or what else a commit of bronze has read."""
+    values: dict[str, int] = {}
+    for partition in {Partition(p.topic, p.topic_id, 0, p.kind) for p in partitions}:
+        values |= partition.id_txns
+    return values
 
 
 def topic_id_read(handle: DeltaTable | None, topic: str, kind: str = KAFKA) -> str | None:
-    """Id of the topic, or table, of a name that bronze has read last; None: it has read none."""
+    """Id of the topic, or of what else has this name, that bronze has read last; None: it has read none."""
     if handle is None:
         return None
-    values = [handle.transaction_version(_app(topic, kind, half)) for half in _HALVES]
-    if None not in values:
-        raw = struct.pack(">qq", *values)
-        return base64.b64encode(raw).decode().rstrip("=") if kind == KAFKA else str(uuid.UUID(bytes=raw))
-    if kind != KAFKA:
-        return None
-    # A table from before the id was in its transactions: the information of its commits.
-    for entry in handle.history():
-        note = bronze_commit(entry)
-        if note is not None and topic in note.known:
-            return note.known[topic].topic_id
-    return None
+    high, low = (handle.transaction_version(app) for app in id_apps(topic, kind))
+    return None if high is None or low is None else id_of_halves(high, low, kind)
 
 
 def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[int] = ()) -> Offsets:
-    """Split -> next offset of a topic, also of one that is gone, by the table's own transactions.
+    """Partition -> next offset of a topic, also of one that is gone, by the table's own transactions.
 
     `known`: partitions that existed. Partitions without a record may have no transaction: up to `HOLE` of them in a row are
     skipped anyway.
     """
-    found: Offsets = {}
-    last, newest, partition = max(known, default=-1), -1, 0
-    while partition <= max(last, newest + HOLE):
-        split = Split(topic, topic_id, partition)
-        offset = handle.transaction_version(split.app)
+    offsets: Offsets = {}
+    last = max(known, default=-1)
+    newest = -1
+    number = 0
+    while number <= max(last, newest + HOLE):
+        partition = Partition(topic, topic_id, number)
+        offset = handle.transaction_version(partition.app)
         if offset is not None:
-            found[split], newest = int(offset), partition
-        partition += 1
-    return found
+            offsets[partition] = int(offset)
+            newest = number
+        number += 1
+    return offsets
 
 
-def next_offsets(handle: DeltaTable | None, splits: Iterable[Split]) -> Offsets:
-    """Split -> next offset, by a table's transactions; unknown splits are left out."""
+def next_offsets(handle: DeltaTable | None, partitions: Iterable[Partition]) -> Offsets:
+    """Partition -> next offset, by a table's transactions; unknown partitions are left out."""
     if handle is None:
         return {}
-    return {split: int(at) for split in splits if (at := handle.transaction_version(split.app)) is not None}
+    return {
+        partition: int(offset) for partition in partitions if (offset := handle.transaction_version(partition.app)) is not None
+    }
 
 
 def ends_of_origins(origins: Offsets) -> Offsets:
-    """Split -> end of an archive's records, for each topic that they were read from; plain files have no topic."""
-    return {split: end for split, end in origins.items() if _TOPIC_ID.fullmatch(split.topic_id)}
+    """Partition -> end of an archive's records, for each topic that they were read from; plain files have no topic."""
+    return {partition: end for partition, end in origins.items() if _TOPIC_ID.fullmatch(partition.topic_id)}
 
 
 def after_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
-    """Split -> next offset of these topics: a run that reads them continues after what the archive and bronze have."""
+    """Partition -> next offset of these topics: a run that reads them continues after what the archive and bronze have."""
     ends = ends_of_origins(origins)
     reached = next_offsets(bronze, ends)
-    return {split: max(end, reached.get(split, 0)) for split, end in ends.items()}
+    return {partition: max(end, reached.get(partition, 0)) for partition, end in ends.items()}
 
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
@@ -115,7 +97,7 @@ def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
     """Stop before records of an archive are added to a lakehouse that may have them already.
 
-    `ends`: split -> next offset of bronze when it has read the archive.
+    `ends`: partition -> next offset of bronze when it has read the archive.
 
     Raises:
         ConfigurationError: bronze has records from elsewhere.
@@ -138,19 +120,16 @@ def _number(archive: str) -> int:
     return int.from_bytes(hashlib.sha256(archive.encode()).digest()[:7]) | 1
 
 
-def _app(topic: str, kind: str, half: str) -> str:
-    return (Txn.TOPIC if kind == KAFKA else Txn(kind)).of(topic, half)
-
-
 _RANGE = re.compile(r"([^,\[\s]+)\[(\d+)\]@(\d+)\.\.(\d+)(?:, |$)")
 
 _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 
-#: Split -> offsets [from, to).
-Ranges = Mapping[Split, tuple[int, int]]
+#: Partition -> offsets [from, to).
+Ranges = Mapping[Partition, tuple[int, int]]
 
 #: Keys in the information of an erasure's commit: number of erased rows; batch -> erased rows, as JSON.
-ERASED_ROWS, ERASED_BY_BATCH = "erased_rows", "erased_by_batch"
+ERASED_ROWS = "erased_rows"
+ERASED_BY_BATCH = "erased_by_batch"
 
 
 @dataclass(frozen=True)
@@ -162,7 +141,7 @@ class BronzeCommit:
         rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
-        known: topic -> one of its splits, of all topics (or the table) of the source, read or not.
+        known: topic -> one of its partitions, of all topics (or the table) of the source, read or not.
         gaps: offsets it passed over, as they were gone before they were read.
         suppressed: records of its offsets that are in no table, as their data subjects were erased.
         kept: those of `rows` that a full refresh has not read: of topics that were not named.
@@ -173,7 +152,7 @@ class BronzeCommit:
     quarantined: int
     offsets: Ranges | None = None
     gaps: tuple[Gap, ...] = ()
-    known: Mapping[str, Split] = field(default_factory=dict)
+    known: Mapping[str, Partition] = field(default_factory=dict)
     suppressed: int = 0
     kept: int = 0
 
@@ -185,17 +164,17 @@ def batch_info(
     offsets: Ranges | None = None,
     gaps: Sequence[Gap] = (),
     suppressed: int = 0,
-    splits: Iterable[Split] = (),
+    partitions: Iterable[Partition] = (),
 ) -> dict[str, str]:
-    """The information of a commit, as texts; `splits`: all of the source, read or not."""
+    """The information of a commit, as texts; `partitions`: all of the source, read or not."""
     info = {"batch": str(batch), "rows": str(rows), "quarantined": str(quarantined)}
     if suppressed:
         info["suppressed"] = str(suppressed)
     if offsets is not None:
         # A topic's name is unchanged; a table's address may hold characters that separate the entries.
-        named = ((quote(p.topic, safe="/:"), p.partition, *read) for p, read in sorted(offsets.items()))
+        named = ((quote(p.topic, safe="/:"), p.number, *read) for p, read in sorted(offsets.items()))
         info["offsets"] = ", ".join(f"{name}[{partition}]@{start}..{end}" for name, partition, start, end in named)
-        info[SOURCES] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*splits, *offsets})})
+        info[SOURCES] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*partitions, *offsets})})
     if gaps:
         info["gaps"] = ", ".join(
             f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{'' if g.end is None else g.end}" for g in gaps
@@ -212,64 +191,36 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
     """The information in an entry of `DeltaTable.history`; None: no commit of a batch (redecode, maintenance)."""
     if "batch" not in entry or "rows" not in entry:
         return None
-    offsets: dict[Split, tuple[int, int]] | None = None
+    offsets: dict[Partition, tuple[int, int]] | None = None
     known: Mapping[str, Sequence[str]] = {}
     if "offsets" in entry:
-        # Of one topic, as notes were before a bronze could have several.
-        old = {entry["topic"]: (KAFKA, entry["topic_id"])} if "topic" in entry else {}
-        known = json.loads(str(entry[SOURCES])) if SOURCES in entry else old
+        known = json.loads(str(entry[SOURCES]))
         offsets = {}
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]
-            offsets[Split(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
-    kinds = {topic: FileGap for topic, (kind, _) in known.items() if kind == FILES}
+            offsets[Partition(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
-        tuple(
-            kinds.get(topic, Gap)(topic, topic_id, int(partition), int(start), int(end) if end else None)
-            for topic, partition, topic_id, start, end in _GAP.findall(str(entry.get("gaps", "")))
-        ),
-        {topic: Split(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
+        tuple(_gaps(entry, known)),
+        {topic: Partition(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),
     )
 
 
+def _gaps(entry: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> Iterator[Gap]:
+    """The gaps of a commit; `known`: topic -> kind and id."""
+    for topic, number, topic_id, start, end in _GAP.findall(str(entry.get("gaps", ""))):
+        gap = kind_of(known[topic][0]).gap if topic in known else Gap
+        yield gap(topic, topic_id, int(number), int(start), int(end) if end else None)
+
+
 def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:
     """Batch -> rows that were erased from bronze, by the entries of its history."""
-    found: Counter[int] = Counter()
+    erased: Counter[int] = Counter()
     for entry in entries:
-        found.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})
-    return found
-
-
-def since(offsets: Mapping[Split, int]) -> Column:
-    """Condition on rows of bronze and quarantine: of these topics, at or after these offsets of their partitions."""
-    if not offsets:
-        return F.lit(False)
-    # One map, however many topics and partitions there are.
-    pairs = ((F.lit(f"{split.topic_id}:{split.partition}"), F.lit(at).cast("long")) for split, at in sorted(offsets.items()))
-    firsts = F.create_map(*(column for pair in pairs for column in pair))
-    place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
-    return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
-
-
-def not_read(splits: Collection[Split]) -> Column:
-    """Condition on rows of bronze and quarantine that a full refresh keeps: of topics or partitions that are not read now.
-
-    Rows of a topic of the same name and another id are not kept: the topic was recreated. With files as the source all rows are
-    kept but those of the split of files and of the topics' splits in an archive. With a table as the source none is kept.
-    """
-    kinds = {split.kind for split in splits}
-    if not splits or TABLE in kinds:
-        return F.lit(False)
-    topics, ids = sorted({split.topic for split in splits}), sorted({split.topic_id for split in splits})
-    place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
-    read = F.array(*(F.lit(f"{split.topic_id}:{split.partition}") for split in sorted(splits)))
-    if FILES in kinds:
-        return ~F.array_contains(read, place)
-    other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, place)
-    return F.coalesce(~F.col("_kafka_topic").isin(*topics) | other_partition, F.lit(False))
+        erased.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})
+    return erased

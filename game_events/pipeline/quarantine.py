@@ -36,13 +36,13 @@ from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_
 from game_events.lakehouse.data.reading import files_with, may_hold
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema, travelling
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, writable_file_system
-from game_events.lakehouse.data.worker_job import FileStage
 from game_events.lakehouse.table_properties import REBUILD
 from game_events.lakehouse.tables import Layer, Table, add_actions, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.offsets import not_read, since
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.source import KAFKA, Split
+from game_events.sources.rows import not_read, since
+from game_events.sources.source import Partition
+from game_events.workers.job import FileStage
 
 ATTEMPTS = 20
 
@@ -55,15 +55,15 @@ class ResetList:
 
     Attributes:
         batch: batch of bronze's commit.
-        ends: split -> offset after its last decided record.
+        ends: partition -> offset after its last decided record.
         files: the new rows, not committed.
-        origins: splits of the records of files, an archive's too.
+        origins: partitions of the records of files, an archive's too.
     """
 
     batch: int
-    ends: Mapping[Split, int]
+    ends: Mapping[Partition, int]
     files: list[StagedFile]
-    origins: frozenset[Split] = frozenset()
+    origins: frozenset[Partition] = frozenset()
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
@@ -80,7 +80,8 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         ConflictError: concurrent runs won every attempt; the next run continues.
         DataError: quarantine was restored: this commit would hide that.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or is_finished(bronze, quarantine):
         return
     ticket = counter(bronze, Txn.FULL_REFRESH)
@@ -105,7 +106,8 @@ def sweep(pipeline: Pipeline) -> None:
 
     Lists with later tickets than bronze's may belong to a refresh under way.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
         return
     held = set(paths(quarantine))
@@ -147,9 +149,9 @@ def _finish(
             held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
             rewritten = frozenset(map(str, held.column("path").to_pylist()))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
-        expected |= txns(quarantine, (split.app for split in listed.ends))
+        expected |= txns(quarantine, (partition.app for partition in listed.ends))
         # Rows after the end stay: a concurrent run may have decided on them already.
-        advance |= {split.app: max(end, counter(quarantine, split.app)) for split, end in listed.ends.items()}
+        advance |= {partition.app: max(end, counter(quarantine, partition.app)) for partition, end in listed.ends.items()}
     return commit(
         Commit(
             pipeline.quarantine,
@@ -187,8 +189,8 @@ def _app(bronze: DeltaTable) -> str:
 
 def _later(listed: ResetList) -> Column:
     """Condition on rows of quarantine that stay: after the end of the full refresh, or of what it has not read."""
-    if any(split.kind != KAFKA for split in listed.ends):
-        # Offsets of other kinds of splits are no records' offsets; bronze's batch decides as well.
+    if any(not partition.has_record_offsets for partition in listed.ends):
+        # Offsets of other kinds of partitions are no records' offsets; bronze's batch decides as well.
         return (F.col("_batch") > listed.batch) | not_read({*listed.ends, *listed.origins})
     return since(listed.ends) | not_read(listed.ends)
 
@@ -196,8 +198,8 @@ def _later(listed: ResetList) -> Column:
 def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetList]]:
     """(Ticket, list) of each list that there is, up to a last ticket: later ones may be half written."""
     system, prefix = file_system(table)
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
-    for ticket in [int(match[1]) for info in found if (match := _LIST.fullmatch(info.base_name))]:
+    infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    for ticket in [int(match[1]) for info in infos if (match := _LIST.fullmatch(info.base_name))]:
         listed = read_list(table, ticket) if last is None or ticket <= last else None
         if listed is not None:
             yield ticket, listed
@@ -208,7 +210,7 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
     system, prefix = writable_file_system(table)
     body = {
         "batch": listed.batch,
-        "ends": [[*split, end] for split, end in sorted(listed.ends.items())],
+        "ends": [[*partition, end] for partition, end in sorted(listed.ends.items())],
         "files": [f.to_json() for f in listed.files],
         "origins": sorted(listed.origins),
     }
@@ -237,8 +239,8 @@ def read_list(table: Table, ticket: int) -> ResetList | None:
             body = json.loads(source.read())
     except FileNotFoundError:
         return None
-    ends = {Split(*split): int(end) for *split, end in body["ends"]}
-    origins = frozenset(Split(*split) for split in body["origins"])
+    ends = {Partition(*partition): int(end) for *partition, end in body["ends"]}
+    origins = frozenset(Partition(*partition) for partition in body["origins"])
     return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 
@@ -261,11 +263,14 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: concurrent runs won every attempt.
         DataError: quarantine was restored: this commit would hide that.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or quarantine is None or is_noted(bronze, quarantine):
         return
     quarantine = refuse_restored(pipeline.quarantine, quarantine)
-    app, batch, seen = _noted_app(bronze), counter(bronze, Txn.REPLAY), quarantine.version()
+    app = _noted_app(bronze)
+    batch = counter(bronze, Txn.REPLAY)
+    seen = quarantine.version()
     expected = txns(quarantine, [app])
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     files, rewritten = _stage_marks(pipeline, bronze, quarantine, batch)
@@ -347,7 +352,8 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     bronze = pipeline.open_bronze()
     if bronze is None:
         return None
-    bronze, quarantine = _refuse_older_bronze(pipeline, refuse_restored(pipeline.bronze, bronze)), pipeline.open_quarantine()
+    bronze = _refuse_older_bronze(pipeline, refuse_restored(pipeline.bronze, bronze))
+    quarantine = pipeline.open_quarantine()
     if quarantine is not None:
         quarantine = refuse_restored(pipeline.quarantine, quarantine)
         _refuse_older_quarantine(pipeline, bronze, quarantine)
@@ -364,7 +370,8 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     report.warn(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
     # Recorded in bronze, so that the loss is reported once.
     with suppress(ConflictError):  # another process recorded it, or the next check does
-        info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
+        info = {"quarantine_gone": f"{rows} records"}
+        app = Txn.RECORDS_QUARANTINED
         advance: dict[str, int] = {app: 0, Txn.QUARANTINE_COMMITS: 0}
         commit(without_rows(pipeline.bronze, bronze, info, expect_transactions={app: rows}, set_transactions=advance))
     return pipeline.open_bronze() or bronze, None
@@ -397,7 +404,8 @@ def _refuse_older_quarantine(pipeline: Pipeline, bronze: DeltaTable, quarantine:
     Raises:
         DataError: quarantine is an older copy.
     """
-    made, known = counter(quarantine, Txn.MICRO_BATCHES), counter(bronze, Txn.QUARANTINE_COMMITS)
+    made = counter(quarantine, Txn.MICRO_BATCHES)
+    known = counter(bronze, Txn.QUARANTINE_COMMITS)
     if made < known:
         raise DataError(
             f"{pipeline.quarantine.name} is an older copy: {pipeline.bronze.name} counts {known:,} commits to it, it has "

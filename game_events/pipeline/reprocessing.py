@@ -50,7 +50,6 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.staging import run_decode_job
-from game_events.pipeline.bronze.worker import StageResult, StoredTask
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.hooks import erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
@@ -59,6 +58,8 @@ from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.spark.failures import WORKER_CRASHED, crashes_explained
+from game_events.workers.decode import StoredTask
+from game_events.workers.results import StagedRows
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     return Replayed(rows, staged.reasons)
 
 
-def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StageResult, batch: int) -> int:
+def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StagedRows, batch: int) -> int:
     """Append the staged rows to bronze, and report them; returns their number."""
     archive_schemas(pipeline, report, staged)
     expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | erasure_fence(bronze)
@@ -123,10 +124,10 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
 
 def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
-) -> StageResult:
+) -> StagedRows:
     """Decode the selected rows that bronze lacks; commits nothing."""
-    held = read_table(pipeline.spark, quarantine)
-    waiting = held.where(_condition(selection, str(bronze.metadata().id)))
+    quarantined = read_table(pipeline.spark, quarantine)
+    waiting = quarantined.where(_condition(selection, str(bronze.metadata().id)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
     keep_raw = pipeline.settings.keep_raw == "all"
     kept_out = record_filter(pipeline, bronze)
@@ -139,16 +140,16 @@ def _stage(
 def _condition(selection: ReplaySelection, bronze_id: str) -> Column:
     """The condition for undecodable rows of quarantine."""
     waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
-    found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
-    found &= ~F.col("reason").isin(*map(str, NO_RECORD))
+    chosen = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
+    chosen &= ~F.col("reason").isin(*map(str, NO_RECORD))
     if selection.reasons:
-        found &= F.col("reason").isin(*sorted(selection.reasons))
+        chosen &= F.col("reason").isin(*sorted(selection.reasons))
     else:
         # They would crash the job.
-        found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
+        chosen &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
     if selection.schema_ids:
-        found &= of_schemas(selection.schema_ids)
-    return found
+        chosen &= of_schemas(selection.schema_ids)
+    return chosen
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
@@ -165,7 +166,8 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
     if not twice:
         return waiting
-    here, there_too = pipeline.quarantine.name, pipeline.bronze.name
+    here = pipeline.quarantine.name
+    there_too = pipeline.bronze.name
     report.warn(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
     return waiting.join(there, list(COORDINATES), "left_anti")
 
@@ -232,7 +234,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
-def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
+def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     """Write all rows with new decoded columns to files; DataError if rows are missing in them."""
     total = row_count(handle)
     rows = read_table(pipeline.spark, handle)
@@ -250,10 +252,11 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
 
 
 def _commit_redecoded(
-    pipeline: Pipeline, handle: DeltaTable, staged: StageResult, info: dict[str, str]
+    pipeline: Pipeline, handle: DeltaTable, staged: StagedRows, info: dict[str, str]
 ) -> tuple[Landed, pa.Schema]:
     """Replace bronze's files by the staged ones."""
-    batch, count = counter(handle, Txn.BATCH), handle.transaction_version(Txn.REDECODE)
+    batch = counter(handle, Txn.BATCH)
+    count = handle.transaction_version(Txn.REDECODE)
     expected = erasure_fence(handle) | {Txn.BATCH: batch, Txn.REDECODE: count}
     # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
     advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
@@ -266,7 +269,7 @@ def _commit_redecoded(
         ) from None
 
 
-def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
+def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
     """Erase rows of data subjects that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
 
     Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
@@ -288,13 +291,13 @@ IDS_ASKED = 200
 def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     """Complete an interrupted replay, then replay what is due; reads two table logs if quarantine has no such rows."""
     note_replay(pipeline)
-    quarantine, bronze = pipeline.open_quarantine(), pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
     if quarantine is None or bronze is None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
-        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
-        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
+        known = _known_now(pipeline, quarantine, ids)
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
@@ -305,9 +308,16 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         replay(pipeline, report, ReplaySelection())
 
 
+def _known_now(pipeline: Pipeline, quarantine: DeltaTable, ids: Counter[SchemaId]) -> frozenset[SchemaId]:
+    """The ids that the registry knows, of those with most rows; without those whose replay left all these rows."""
+    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
+    return frozenset(i for i in untried if pipeline.catalog.knows(i))
+
+
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
     """Note how many rows of these ids still do not decode: no run tries them again before there are others."""
-    quarantine, bronze = pipeline.open_quarantine(), pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
     if not expected or quarantine is None or bronze is None:
         return
     quarantine = refuse_restored(pipeline.quarantine, quarantine)
@@ -339,8 +349,8 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         of_bronze = pc.and_(pc.equal(rows["layer"], Layer.BRONZE), pc.not_equal(rows["replayed_table"], bronze_id))
         elsewhere = bool(pc.any(of_bronze).as_py())
     chosen = actions.filter(waits).column("path").to_pylist()
-    found = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
-    unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
+    rejected = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
+    unknown = rejected.filter(pc.equal(rejected["reason"], Reason.UNKNOWN_SCHEMA))
     if "replayed_batch" in unknown.column_names:
         unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
     ids: Counter[SchemaId] = Counter()

@@ -82,9 +82,7 @@ def main() -> None:
     """Prepare this process, and be PySpark's daemon."""
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
-    # From the path as it is now.
-    import game_events.pipeline.bronze.worker  # noqa: PLC0415
-    import game_events.pipeline.fanout.job  # noqa: F401, PLC0415
+    import game_events.workers.decode  # noqa: F401, PLC0415 - from the path as it is now
 
     daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.worker_main = promptly(daemon.worker_main)

@@ -1,27 +1,58 @@
-"""Creates the source of the settings."""
+"""Finds sources by the name of their kind, and creates the source of the settings."""
+
+from functools import cache
+from importlib import import_module
 
 from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.plugins.files.delta_table import TableSource
-from game_events.plugins.files.source import FileSource
-from game_events.sources.kafka.source import KafkaSource, subject_of
-from game_events.sources.source import FILES, Source
+from game_events.plugin import installed
+from game_events.sources.source import Source, SourceContext
+
+#: Kinds of source of the core -> "module:class"; others are those of plug-ins (`Plugin.sources`).
+CORE = {"kafka": "game_events.sources.kafka.source:KafkaSource"}
+
+
+@cache
+def _class_of_kind(kind: str) -> type[Source] | None:
+    """The class of a kind of source; None: no installed plug-in brings it."""
+    made: type[Source] | None = None
+    if kind in CORE:
+        module, _, name = CORE[kind].partition(":")
+        made = getattr(import_module(module), name)
+    for plugin in installed() if made is None else ():
+        if kind in plugin.sources:
+            made = plugin.load(plugin.sources[kind])
+    return made
+
+
+def kind_of(kind: str) -> type[Source]:
+    """The class of a kind that bronze was once read from; of one that is not installed any more, what holds for most."""
+    return _class_of_kind(kind) or Source
+
+
+def class_of(settings: Settings) -> type[Source]:
+    """The class of the settings' source; ConfigurationError if it is not installed."""
+    made = _class_of_kind(settings.source_kind)
+    if made is None:
+        raise ConfigurationError(f"there is no source `{settings.source_kind}`: install the plug-in that brings it")
+    return made
 
 
 def make_source(settings: Settings, timeout_s: float | None = None) -> Source:
-    """The source; connects at its first call. A source of files is read-only: only a pipeline's own adds to the file log.
+    """The settings' source, which writes nothing (a pipeline makes its own); connects at its first call.
 
     `timeout_s`: longest wait for one answer; None: the source's default. Raises ConfigurationError if options that
     exactly-once depends on are set, or the folder of files is not.
     """
-    if settings.source == FILES:
-        return FileSource(settings, Lakehouse.of(settings), read_only=True)
-    return KafkaSource(settings, timeout_s) if settings.source_table is None else TableSource(settings)
+    context = SourceContext(settings, Lakehouse.of(settings), timeout_s=timeout_s, read_only=True)
+    return class_of(settings)(context)
 
 
 def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, ...]:
-    """Subjects of the source; the broker is asked only for topics that match a pattern; raises as `Source.snapshot`."""
-    if settings.kafka_topics:
-        return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics))
+    """Subjects of the source, which is asked only if the settings do not name them; raises as `Source.snapshot`."""
+    named = class_of(settings).named_subjects(settings)
+    if named is not None:
+        return named
     source = make_source(settings, timeout_s)
     return source.subjects(source.snapshot().latest)

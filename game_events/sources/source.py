@@ -1,26 +1,28 @@
-"""Protocol of a source of records: splits with offsets, and micro-batches of them, which Spark's workers read.
+"""Protocol of a source of records: partitions with offsets, and micro-batches of them, which Spark's workers read.
 
-A source has one or more **splits**, each read once from its beginning to its end: a partition of a Kafka topic (offset: the
-record's), another pipeline's table (offset: its batch number), or a file log (offset: `files.records`). Bronze keeps the next
-offset of each split in a transaction (`Split.app`), which every commit compares with the start of its micro-batch.
+A source has one or more partitions, each read once from its beginning to its end: those of a Kafka topic (offset: the
+record's), or whatever sequences another source has. Bronze keeps the next offset of each in a transaction (`Partition.app`),
+which every commit compares with the start of its micro-batch.
 
-How Spark's workers read a micro-batch: tasks of the driver's plan, and the reader of each, as Arrow batches.
+The driver plans ranges, Spark distributes the numbers of their tasks, and a worker reads the ranges of a task by itself
+(`Reading`): no record becomes a row of the JVM. A task may run twice (a crashed worker, a lost executor): it gives the same
+records.
 
-The driver plans ranges, Spark distributes the numbers of their tasks, and a worker reads the ranges of a task by itself: no
-record becomes a row of the JVM. A task may run twice (a crashed worker, a lost executor): it gives the same records.
-
-Plan of the next micro-batch of a source: contiguous, bounded, shared fairly between the splits of all topics.
-
-Guarantee: consecutive batches, each planned from the end of the one before, cover every offset once; unreadable offsets
-become gaps of the batch and are never skipped silently.
+Guarantee of the plan: consecutive micro-batches, each planned from the end of the one before, cover every offset once;
+unreadable offsets become gaps of the batch and are never skipped silently.
 """
 
+from __future__ import annotations
+
+import base64
+import struct
+import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,14 @@ from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS, RAW_COLUMNS, STORED_AS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from game_events.config.settings import Settings
+    from game_events.lakehouse.system_tables import SystemTable
+    from game_events.lakehouse.tables import Lakehouse
+    from game_events.schema_registry import SchemaLookup
 
 Part = TypeVar("Part")
 
@@ -91,7 +101,7 @@ class Reading(ABC):
             TransientError, ConfigurationError: the source does not answer, or refuses.
         """
 
-    def sparing(self) -> "Reading":
+    def sparing(self) -> Reading:
         """The same records with as little memory as possible, after a worker crashed, perhaps for lack of it; slower."""
         return self
 
@@ -122,8 +132,8 @@ class RecordBytes:
 
 
 def _lengths(values: pa.Array) -> Integers:
-    found: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    lengths: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
 def _header_bytes(headers: pa.ListArray) -> Integers:
@@ -132,60 +142,88 @@ def _header_bytes(headers: pa.ListArray) -> Integers:
     if ends[-1] == ends[0]:
         return np.zeros(len(headers), np.int64)
     items = headers.values.slice(ends[0], ends[-1] - ends[0])
-    sizes = _lengths(items.field("key")) + _lengths(items.field("value"))
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    item_bytes = _lengths(items.field("key")) + _lengths(items.field("value"))
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(item_bytes)])
     places = ends - ends[0]
-    found: Integers = before[places[1:]] - before[places[:-1]]
-    return found
+    sizes: Integers = before[places[1:]] - before[places[:-1]]
+    return sizes
 
 
-KAFKA, TABLE, FILES = "kafka", "table", "files"
+KAFKA = "kafka"
 
 
-class Split(NamedTuple):
+class Partition(NamedTuple):
     """One sequence of records.
 
     Attributes:
-        topic: name of the topic, or address of the table.
-        topic_id: the broker's id of the topic, or the table's id: a recreated topic has another id.
-        partition: number of the partition; 0 where there is only one.
-        kind: `KAFKA`, `TABLE` or `FILES`.
+        topic: name of the topic, or address of what else is read.
+        topic_id: id of its present contents: a recreated topic has another one. As Kafka's broker gives it, else a UUID.
+        number: of the partition; 0 where there is only one.
+        kind: of the source.
     """
 
     topic: str
     topic_id: str
-    partition: int
+    number: int
     kind: str = KAFKA
 
     @property
     def app(self) -> str:
         """Name of the `txn` of bronze and quarantine that holds the next offset."""
-        if self.kind == KAFKA:
-            return Txn.KAFKA.of(self.topic, self.topic_id, self.partition)
-        return Txn(self.kind).of(self.topic_id)
+        return (
+            Txn.KAFKA.of(self.topic, self.topic_id, self.number) if self.has_record_offsets else f"{self.kind}:{self.topic_id}"
+        )
 
     @property
     def epoch_app(self) -> str:
         """Name of the `txn` of bronze with the newest leader epoch that its records may have."""
-        return Txn.EPOCH.of(self.topic, self.topic_id, self.partition)
+        return Txn.EPOCH.of(self.topic, self.topic_id, self.number)
+
+    @property
+    def has_record_offsets(self) -> bool:
+        """Whether its offsets are those of the records, as a topic's; a source of another kind counts what it likes."""
+        return self.kind == KAFKA
+
+    @property
+    def id_txns(self) -> dict[str, int]:
+        """`txn` of bronze -> half of the id of the topic, or of what else is read."""
+        # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`.
+        is_topic = self.has_record_offsets
+        raw = base64.b64decode(self.topic_id + "==", validate=True) if is_topic else uuid.UUID(self.topic_id).bytes
+        return dict(zip(id_apps(self.topic, self.kind), struct.unpack(">qq", raw), strict=True))
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]" if self.kind == KAFKA else self.topic
+        return f"{self.topic}[{self.number}]" if self.has_record_offsets else self.topic
 
 
-#: Split -> an offset in it.
-Offsets = dict[Split, int]
+def id_apps(topic: str, kind: str) -> list[str]:
+    """Names of the `txn` of bronze with the id that it has read last: a `txn` has one 64-bit number, an id 128 bits."""
+    first = Txn.TOPIC if kind == KAFKA else kind
+    return [f"{first}:{topic}:{half}" for half in ("high", "low")]
+
+
+def id_of_halves(high: int, low: int, kind: str) -> str:
+    """The id of which `Partition.id_txns` are the halves."""
+    raw = struct.pack(">qq", high, low)
+    return base64.b64encode(raw).decode().rstrip("=") if kind == KAFKA else str(uuid.UUID(bytes=raw))
+
+
+#: Partition -> an offset in it.
+Offsets = dict[Partition, int]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Offsets [start, end) of one split that cannot be read any more; `end` None: of a deleted topic."""
+    """Offsets [start, end) of one partition that cannot be read any more; `end` None: of a deleted topic."""
 
     topic: str
     topic_id: str
     partition: int
     start: int
     end: int | None
+
+    #: Whether a micro-batch has these offsets all the same (of a file that was listed before it was deleted).
+    is_planned: ClassVar[bool] = False
 
     @property
     def offsets(self) -> int | None:
@@ -204,10 +242,10 @@ class SourceSnapshot:
     """Offset ranges of a source at one moment.
 
     Attributes:
-        earliest: split -> first offset that still exists.
-        latest: split -> end of the readable offsets (exclusive).
-        unit: offsets of one record (of one file, where a split is a file log).
-        epochs: split -> epoch of its current leader; Kafka only.
+        earliest: partition -> first offset that still exists.
+        latest: partition -> end of the readable offsets (exclusive).
+        unit: offsets of one record (of one file, where a partition is a file log).
+        epochs: partition -> epoch of its current leader; Kafka only.
     """
 
     earliest: Offsets
@@ -218,13 +256,13 @@ class SourceSnapshot:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A bounded part of a source: split -> [start, end). Splits with nothing to read and no gap are left out.
+    """A bounded part of a source: partition -> [start, end). Partitions with nothing to read and no gap are left out.
 
     Attributes:
-        start, end: split -> [start, end), existing offsets only.
-        latest: split -> end of the source in the snapshot.
+        start, end: partition -> [start, end), existing offsets only.
+        latest: partition -> end of the source in the snapshot.
         gaps: unreadable offsets that the commit of this batch skips.
-        reached: split -> next offset of bronze, for all splits.
+        reached: partition -> next offset of bronze, for all partitions.
         joined: topics that bronze has never read before.
         unit: offsets of one record.
     """
@@ -244,24 +282,120 @@ class MicroBatch:
 
     @property
     def lag(self) -> Offsets:
-        """Split -> records that remain after this batch."""
+        """Partition -> records that remain after this batch."""
         return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) // self.unit for p, end in self.latest.items()}
 
 
-class Source(Protocol):
-    """Where bronze's records come from.
+def read_nothing(topic: str, kind: str) -> str | None:  # noqa: ARG001
+    """For a source beside no bronze table: it has read nothing."""
+    return None
 
-    Guarantee asked of it: a micro-batch is exactly the records with ``start <= offset < end`` of its splits; reading it twice
-    gives the same records, and never fewer without an error.
+
+def refuse_nothing(archive: str, ends: Offsets) -> None:
+    """For a source beside no bronze table: there are no records that could be there twice."""
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What a source is made from.
 
     Attributes:
+        settings, lakehouse, run_id: of the pipeline.
+        timeout_s: longest wait for one answer; None: the source's default.
+        read_only: nothing is written: new files are only counted.
+        id_read: name and kind of a topic, table or list of files -> id of the one that bronze has read last; None: none yet.
+        refuse_twice: raises ConfigurationError if bronze would have records of this archive, up to these offsets, twice.
+    """
+
+    settings: Settings
+    lakehouse: Lakehouse
+    run_id: str = ""
+    timeout_s: float | None = None
+    read_only: bool = False
+    id_read: Callable[[str, str], str | None] = read_nothing
+    refuse_twice: Callable[[str, Offsets], None] = refuse_nothing
+
+
+class Upstream(NamedTuple):
+    """Something outside of the pipeline that bronze is made from, for the asset graph.
+
+    Attributes:
+        key: parts of the asset's key.
+        description: for its page.
+        kinds: of the asset, as Dagster shows them.
+    """
+
+    key: tuple[str, ...]
+    description: str
+    kinds: tuple[str, ...]
+
+
+#: Kind of an asset of the schema registry; which formats its schemas have only the registry knows.
+REGISTRY = "schema_registry"
+
+
+class Source(ABC):
+    """Where bronze's records come from.
+
+    Guarantee asked of it: a micro-batch is exactly the records with ``start <= offset < end`` of its partitions; reading it
+    twice gives the same records, and never fewer without an error.
+
+    A new source is a class with five methods, and its name in the `sources` of a plug-in. A queue that
+    keeps numbered messages, each a record, which workers read over HTTP:
+
+        class QueueSource(Source):
+            kind = "queue"                                    # in the transactions of bronze: never change it
+
+            def __init__(self, context):
+                self.queue = Queue(context.settings.queue_url)
+
+            def snapshot(self, *, take_in=True, full_refresh=False):
+                at = Partition(self.queue.url, self.queue.uuid, 0, self.kind)
+                return SourceSnapshot({at: self.queue.first}, {at: self.queue.next})
+
+            def offsets_at(self, partitions, when):
+                return {at: self.queue.first_since(when) for at in partitions}
+
+            def batch_limit(self, reached):
+                return 100_000
+
+            def reading(self, batch):                         # what is pickled is in a module of its own, `queue_reader`
+                ((at, start),) = batch.start.items()
+                return QueueReading(self.queue.url, start, batch.end[at])
+
+    All else has a default, which holds for a source whose records do not get lost and that needs nothing of its own. What is
+    said of the class, not of an object, also holds for commits that bronze has from earlier runs of this kind of source.
+
+    Attributes:
+        kind: name in bronze's transactions and in the information of its commits.
         one_by_one: each offset is one record, so a micro-batch can be read in halves.
+        alone: one bronze has this source alone: no topic beside it, and a full refresh keeps no row.
+        unit: offsets of one record, or of one file.
+        gap: class of the parts that were lost.
+        things, offset_name: what a micro-batch has, and what an offset is, in messages.
+        check_name: of the check in `doctor`.
+        run_looks: only a run can look for news, as it writes down what it sees.
+        loss_advice: what keeps records from being lost again.
         archive: the record archive that is read: location and table id; None: it is none.
     """
 
-    one_by_one: bool = False
+    kind: ClassVar[str]
+    one_by_one: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+    unit: ClassVar[int] = 1
+    gap: ClassVar[type[Gap]] = Gap
+    things: ClassVar[str] = "records"
+    offset_name: ClassVar[str] = "offset"
+    check_name: ClassVar[str] = "source"
+    run_looks: ClassVar[bool] = False
+    loss_advice: ClassVar[str] = "keep records there until bronze has them"
     archive: str | None = None
 
+    @abstractmethod
+    def __init__(self, context: SourceContext) -> None:
+        """Connects to nothing yet; raises ConfigurationError for settings that cannot be."""
+
+    @abstractmethod
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
         """The source as it is now.
 
@@ -274,14 +408,56 @@ class Source(Protocol):
             TransientError: it does not answer.
         """
 
-    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
-        """Split -> first offset of a record not older than a time; splits without such a record are left out."""
+    @abstractmethod
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
+        """Partition -> first offset of a record not older than a time; those without such a record are left out."""
+
+    @abstractmethod
+    def batch_limit(self, reached: Offsets) -> int:
+        """Offsets that the next micro-batch may have, all partitions together."""
+
+    @abstractmethod
+    def reading(self, batch: MicroBatch) -> Reading:
+        """How Spark's workers read a batch; DataError if nothing of it exists any more."""
+
+    # --- what was lost, or changed
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:  # noqa: ARG002
-        """Split -> epoch of the leader that wrote the last record before an offset; default: there are no epochs."""
+        """Partition -> epoch of the leader that wrote the last record before an offset; default: there are no epochs."""
         return {}
 
-    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
+    def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:  # noqa: ARG002
+        """Parts of a batch that were deleted since they were listed; default: none can be."""
+        return ()
+
+    def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
+        """Checked after a batch was read: why its records may be others than planned; None: they are not (default)."""
+        return None
+
+    def wants(self, topic: str) -> bool:  # noqa: ARG002
+        """Whether the settings name a topic, which may be gone by now; default: the source has no topics."""
+        return False
+
+    def lost_rows(self, now: SourceSnapshot, origins: Offsets | None) -> Column | None:  # noqa: ARG002
+        """Condition on rows of bronze and quarantine whose records the source does not have any more.
+
+        `origins`: as in `count_expired`. None (default): only a reading of all records tells, by their coordinates.
+        """
+        return None
+
+    # --- schemas
+
+    @classmethod
+    def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:  # noqa: ARG003
+        """Where schemas of ids are looked up; default: in the registry."""
+        return registry
+
+    @classmethod
+    def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:  # noqa: ARG003
+        """Subjects of the registry that the settings name; None (default): they are known once the source has answered."""
+        return None
+
+    def subjects(self, partitions: Iterable[Partition]) -> tuple[str, ...]:  # noqa: ARG002
         """Subjects of the registry, for planning their versions before the first record; default: none are known."""
         return ()
 
@@ -293,19 +469,12 @@ class Source(Protocol):
         """Message types to plan for before the first record; default: none are known."""
         return []
 
-    def batch_limit(self, reached: Offsets) -> int:
-        """Offsets that the next micro-batch may have, all splits together."""
+    # --- for people and other systems
 
-    def reading(self, batch: MicroBatch) -> Reading:
-        """How Spark's workers read a batch; DataError if nothing of it exists any more."""
-
-    def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:  # noqa: ARG002
-        """Parts of a batch that were deleted since they were listed; default: none can be."""
-        return ()
-
-    def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
-        """Checked after a batch was read: why its records may be others than planned; None: they are not (default)."""
-        return None
+    @staticmethod
+    def gone_text(is_: str, has: str) -> str:  # noqa: ARG004
+        """What became of lost records; `is_`, `has`: these verbs, in the plural if it has to be."""
+        return f"{has} expired there"
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:  # noqa: ARG002
         """Tell a consumer group what bronze has, so that monitoring tools see its lag; default: there are no groups."""
@@ -315,54 +484,96 @@ class Source(Protocol):
         """What became of the files of the source since the last report; default: it has none."""
         return Counter()
 
+    def check(self) -> str:
+        """What there is, for `doctor`; raises as `snapshot`."""
+        now = self.snapshot()
+        return f"{sum(end - now.earliest[p] for p, end in now.latest.items()) // now.unit:,} {self.things}"
+
+    @classmethod
+    def address(cls, settings: Settings, topic: str) -> str:  # noqa: ARG003
+        """URI of a topic, or of what else the partitions of this name are read from; default: the name."""
+        return topic
+
+    @classmethod
+    def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
+        """Parts of the key of the asset of a topic, or of what else the partitions of this name are read from."""
+        return (cls.kind, topic)
+
+    @classmethod
+    def subject_key(cls, settings: Settings, subject: str) -> tuple[str, ...]:  # noqa: ARG003
+        """The same of a subject of the registry."""
+        return (REGISTRY, subject)
+
+    @classmethod
+    def subject_upstream(cls, settings: Settings, subject: str) -> Upstream:
+        """A subject of the registry, as one of `upstreams`."""
+        said = "The registry subject with every schema version of the values. External."
+        return Upstream(cls.subject_key(settings, subject), said, (REGISTRY,))
+
+    @classmethod
+    def upstreams(cls, settings: Settings) -> list[Upstream]:
+        """What bronze is made from, for the asset graph."""
+        name = settings.source_name
+        return [Upstream(cls.asset_key(settings, name), f"Records of `{name}`. External.", (cls.kind,))]
+
+    @classmethod
+    def tables(cls, lakehouse: Lakehouse) -> list[SystemTable]:  # noqa: ARG003
+        """System tables that the source keeps in the lakehouse; default: none."""
+        return []
+
+
+def last_parts(place: str) -> list[str]:
+    """The last two parts of a path or URI."""
+    return [part for part in place.partition("://")[2 if "://" in place else 0].split("/") if part][-2:]
+
 
 def plan_micro_batch(now: SourceSnapshot, start: Offsets, until: Offsets, max_records: int) -> MicroBatch | None:
-    """Plan the next batch: from `start` towards `until`, shared between splits by their backlog; None: nothing to read, no gap.
+    """Plan the next batch: from `start` towards `until`, shared between partitions by their backlog; None: nothing to do.
 
     Args:
         now: the source.
-        start: split -> next offset to read; splits that are not in it (a new topic or partition) are read from 0.
-        until: split -> where to stop; default: the source's end.
-        max_records: offsets of the batch at most, all splits together. With fewer than there are splits, they take turns.
+        start: partition -> next offset to read; partitions that are not in it (a new topic or partition) are read from 0.
+        until: partition -> where to stop; default: the source's end.
+        max_records: offsets of the batch at most, all partitions together; if there are more partitions, they take turns.
 
     Raises:
         DataError: a topic is shorter than `start`, as after a broker lost data: new records would get old offsets.
     """
-    gaps: list[Gap] = []
+    gaps: dict[Partition, Gap] = {}
     begin: Offsets = {}
-    for split, end in sorted(now.latest.items()):
-        wanted = start.get(split, 0)
+    for partition, end in sorted(now.latest.items()):
+        wanted = start.get(partition, 0)
         if wanted > end:
             raise DataError(
-                f"{split}: bronze is at {wanted}, the topic ends at {end}: the broker has lost records, and "
+                f"{partition}: bronze is at {wanted}, the topic ends at {end}: the broker has lost records, and "
                 "new ones get offsets that bronze has already. Restore the broker's data, or delete and recreate the topic: "
                 "that is recognised by its id"
             )
-        begin[split] = max(wanted, now.earliest[split])
-        if begin[split] > wanted:
-            gaps.append(Gap(split.topic, split.topic_id, split.partition, wanted, begin[split]))
+        begin[partition] = max(wanted, now.earliest[partition])
+        if begin[partition] > wanted:
+            gaps[partition] = Gap(partition.topic, partition.topic_id, partition.number, wanted, begin[partition])
     backlog = {p: max(0, min(until.get(p, end), end) - begin[p]) for p, end in now.latest.items()}
     take = _share({p: waiting for p, waiting in sorted(backlog.items()) if waiting}, max_records, sum(begin.values()))
-    read = sorted(take.keys() | {Split(gap.topic, gap.topic_id, gap.partition) for gap in gaps})
+    read = sorted(take.keys() | gaps.keys())
     if not read:
         return None
     ends = {p: begin[p] + take.get(p, 0) for p in read}
-    return MicroBatch({p: begin[p] for p in read}, ends, now.latest, tuple(gaps), begin, unit=now.unit)
+    return MicroBatch({p: begin[p] for p in read}, ends, now.latest, tuple(gaps.values()), begin, unit=now.unit)
 
 
 def _share(backlog: Offsets, most: int, turn: int) -> Offsets:
-    """Split -> offsets to take: by backlog, each at least one, never more than `most` together."""
+    """Partition -> offsets to take: by backlog, each at least one, never more than `most` together."""
     total = sum(backlog.values())
     if total <= most:
         return backlog
     if most < len(backlog):
-        # `turn` grows by as many offsets as are read, so the next batch begins behind the splits of this one.
+        # `turn` grows by as many offsets as are read, so the next batch begins behind the partitions of this one.
         names = list(backlog)
         return dict.fromkeys((names[(turn + n) % len(names)] for n in range(most)), 1)
     take = {p: max(1, waiting * most // total) for p, waiting in backlog.items()}
     over = sum(take.values()) - most
-    for split in sorted(take, key=lambda p: -take[p]):
-        cut = min(max(0, over), take[split] - 1)
-        take[split] -= cut
+    for partition in sorted(take, key=lambda p: -take[p]):
+        cut = min(max(0, over), take[partition] - 1)
+        take[partition] -= cut
         over -= cut
     return take

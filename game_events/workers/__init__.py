@@ -1,1 +1,1 @@
-"""What is sent to Spark's workers and runs there."""
+"""What is pickled and runs on Spark's workers, and nothing else: functions over Arrow batches, and what they report."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from game_events.decoding.decoder import DecodedBatch
+from game_events.decoding.decoder import DecodedBatch, Rejected
 from game_events.decoding.frame import Rows
 
 #: A truth value for each row.
@@ -47,30 +47,38 @@ class OpenRecordFilter(ABC):
         `undecodable`: mask of the batch for some of its rows: undecoded ones and, `with_rejected`, rejected ones, too.
         """
         kept = DecodedBatch(rejected=[] if with_rejected else batch.rejected)
-
-        def left(rows: Rows, refused: Mask) -> Rows:
-            if refused.any():
-                note(rows[refused])
-            return rows[~refused]
-
         for rows, schema_id, columns in batch.good:
             refused = self.decoded(columns)
-            rest = left(rows, refused)
+            rest = _left(rows, refused, note)
             if len(rest):
                 kept.good.append((rest, schema_id, columns.filter(pa.array(~refused)) if refused.any() else columns))
-        unknown = [rows for rows, _ in batch.undecoded]
-        if with_rejected:
-            unknown += [item.rows for item in batch.rejected]
+        self._keep_undecodable(batch, batch.rejected if with_rejected else [], undecodable, note, kept)
+        return kept
+
+    @staticmethod
+    def _keep_undecodable(
+        batch: DecodedBatch,
+        rejected: Sequence[Rejected],
+        undecodable: Callable[[Rows], Mask],
+        note: Callable[[Rows], None],
+        kept: DecodedBatch,
+    ) -> None:
+        unknown = [rows for rows, _ in batch.undecoded] + [item.rows for item in rejected]
         if not unknown:
-            return kept
+            return
         mask = undecodable(np.concatenate(unknown))
-        if with_rejected and not mask.any():
-            kept.rejected = batch.rejected
-        elif with_rejected:
-            parts = [replace(item, rows=left(item.rows, mask[item.rows])) for item in batch.rejected]
-            kept.rejected += [item for item in parts if len(item.rows)]
+        for item in rejected:
+            rest = _left(item.rows, mask[item.rows], note)
+            if len(rest):
+                kept.rejected.append(replace(item, rows=rest))
         for rows, key in batch.undecoded:
-            rest = left(rows, mask[rows])
+            rest = _left(rows, mask[rows], note)
             if len(rest):
                 kept.undecoded.append((rest, key))
-        return kept
+
+
+def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:
+    """The rows that are not refused; `note` gets the others."""
+    if refused.any():
+        note(rows[refused])
+    return rows[~refused]

@@ -10,14 +10,15 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.pipeline.bronze.offsets import OffsetPlan
-from game_events.sources.source import MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.factory import make_source
+from game_events.sources.source import MicroBatch, Offsets, Partition, SourceSnapshot
 
 T = TypeVar("T")
 
 
 def splits(topic: str, topic_id: str, offsets: Mapping[int, int]) -> Offsets:
-    """Split -> offset."""
-    return {Split(topic, topic_id, partition): offset for partition, offset in offsets.items()}
+    """Partition -> offset."""
+    return {Partition(topic, topic_id, partition): offset for partition, offset in offsets.items()}
 
 
 def seen(topic: str, topic_id: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> SourceSnapshot:
@@ -25,15 +26,16 @@ def seen(topic: str, topic_id: str, earliest: Mapping[int, int], latest: Mapping
     return SourceSnapshot(splits(topic, topic_id, earliest), splits(topic, topic_id, latest))
 
 
-def by_partition(positions: Mapping[Split, T]) -> dict[int, T]:
+def by_partition(positions: Mapping[Partition, T]) -> dict[int, T]:
     """Back again."""
-    return {split.partition: at for split, at in positions.items()}
+    return {split.number: at for split, at in positions.items()}
 
 
 def next_micro_batch(
     settings: Settings, bronze: DeltaTable, now: SourceSnapshot, until: Offsets, most: int
 ) -> MicroBatch | None:
     """What bronze would read next of a source that is not asked again."""
-    source = SimpleNamespace(batch_limit=lambda _: most, snapshot=lambda: now, missing=lambda _: ())
+    wants = make_source(settings).wants
+    source = SimpleNamespace(batch_limit=lambda _: most, snapshot=lambda: now, missing=lambda _: (), wants=wants)
     pipeline: Any = SimpleNamespace(settings=settings, source=source)
     return OffsetPlan.of(pipeline, bronze, now, until).micro_batch

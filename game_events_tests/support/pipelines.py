@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from game_events.config.settings import load_settings
 from game_events.pipeline.bronze import full_refresh, load
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.workers.results import StagedRows
 
 
 def without_spark(lakehouse: Path | str, **settings: object) -> Pipeline:
@@ -51,13 +51,13 @@ def reading(pipeline: Pipeline, source: object, **catalog: object) -> Pipeline:
     return pipeline
 
 
-def stage_by_hand(patch: pytest.MonkeyPatch, stage: Callable[..., StageResult]) -> None:
+def stage_by_hand(patch: pytest.MonkeyPatch, stage: Callable[..., StagedRows]) -> None:
     """A micro-batch is staged by this instead of a Spark job, in runs and in full refreshes.
 
     Its last argument is a run's `OnePass`, if there is one.
     """
 
-    def staged(*planned: object) -> StageResult:
+    def staged(*planned: object) -> StagedRows:
         return stage(*(planned if planned[-1] is not None else planned[:-1]))
 
     for module in (load, full_refresh):

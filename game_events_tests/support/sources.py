@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,8 @@ from deltalake import Schema
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.data.spark_files import spark_schema
-from game_events.lakehouse.data.worker_job import task_numbers
-from game_events.sources.source import RECORD_SCHEMA, MicroBatch, Reading, ReadNotes, Source
+from game_events.sources.source import KAFKA, RECORD_SCHEMA, MicroBatch, Offsets, Partition, Reading, ReadNotes, Source
+from game_events.workers.job import task_numbers
 
 
 def rows_of(reading: Reading, notes: ReadNotes | None = None) -> list[dict[str, Any]]:
@@ -44,3 +45,15 @@ def read_by_workers(spark: SparkSession, source: Source, part: MicroBatch) -> Da
     reading = source.reading(part)
     schema = spark_schema(Schema.from_arrow(RECORD_SCHEMA))
     return task_numbers(spark, reading.tasks).mapInArrow(_InWorker(reading), schema)
+
+
+class ScriptedSource(Source):
+    """A topic of which the test defines what is asked."""
+
+    kind = KAFKA
+
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:  # noqa: ARG002
+        raise AssertionError("the test does not ask for times")
+
+    def reading(self, batch: MicroBatch) -> Reading:  # noqa: ARG002
+        raise AssertionError("no worker reads")

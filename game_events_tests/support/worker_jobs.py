@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from game_events.lakehouse.data.worker_job import Result, WorkerJob
 from game_events.sources.source import Reading, ReadNotes
+from game_events.workers.job import Result, WorkerJob
 
 
 class Rows:

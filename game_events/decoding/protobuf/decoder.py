@@ -378,7 +378,7 @@ class CellCounter:
         except FaultError:
             return False
 
-    def _walk(self, payload: bytes) -> bool:
+    def _walk(self, payload: bytes) -> bool:  # noqa: C901 - runs for each field of each record
         total = pos = 0
         levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
         # Fields that are no elements make no cells, but take as long.

@@ -203,8 +203,8 @@ _BY_TABLE = {
         "game": "Game of the silver table that the row was kept out of",
     },
     EXPORT_CALLS: _CHUNK | _CHUNK_ROW,
-    EXPORT_OUTCOMES: _CHUNK | _CALL | {"outcome": "delivered or dead"},
-    EXPORT_FAILED_CALLS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the chunk failed", "answer": "What the receiver said"},
+    EXPORT_OUTCOMES: _CHUNK | _CALL | {"outcome": "delivered or failed"},
+    EXPORT_FAILED_CALLS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the call failed", "answer": "What the receiver said"},
 }
 
 #: Of the shipped aggregate. Its tables' keys do not tell whether they have these columns, or others of the same names by

@@ -9,10 +9,9 @@ Protection of bronze from a full refresh: refused, with what would be lost, unti
 """
 
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -28,19 +27,19 @@ from game_events.lakehouse.data.columns import COORDINATES, HEADERS, column_map
 from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table, travelling
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.data.worker_job import FileStage, task_numbers
 from game_events.lakehouse.tables import Layer, Table, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch
 from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown
 from game_events.pipeline.bronze.staging import stage_micro_batch
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info, not_read, since
+from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info
 from game_events.pipeline.quarantine import ResetList, finish_reset, forget, is_finished, is_noted, keep, note_replay, sweep
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.plugins.files.source import FileSource
-from game_events.sources.source import FILES, KAFKA, MicroBatch, Offsets, Reading, ReadNotes, SourceSnapshot, plan_micro_batch
+from game_events.sources.rows import not_read
+from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, plan_micro_batch
+from game_events.workers.job import Coordinates, FileStage
+from game_events.workers.results import StagedRows
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
 
@@ -74,10 +73,11 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     """Refuse a full refresh by mistake: ConfigurationError names the setting that allows it, and what would be lost."""
     if pipeline.settings.allow_bronze_full_refresh or pipeline.open_bronze() is None:
         return
-    gone = "are gone from there" if pipeline.settings.source == FILES else "have expired there"
+    source = pipeline.source
     try:
         now = source_to_read(pipeline)
-        lost = f"The source has {_begins(now)}: {count_expired(pipeline, now).named(pipeline)} {gone} and would be lost"
+        expired = f"{count_expired(pipeline, now).named(pipeline)} {source.gone_text('are', 'have')}"
+        lost = f"The source has {_begins(source, now)}: {expired} and would be lost"
     except TransientError as error:
         holder = pipeline.settings.source_holder
         lost = f"What {holder} does not have any more would be lost, and {holder} does not answer how much that is ({error})"
@@ -90,10 +90,12 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
 def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | None = None) -> Expired:
     """Count what the source does not have any more; one Spark job over three columns of each table.
 
-    `origins`: splits of the records of its files: split -> end; None: they were not read yet, so the contents of an archive are
+    `origins`: of the records of its files, partition -> end; None: they were not read yet, so the contents of an archive are
     unknown, and every row that is not of one of its files counts as lost.
     """
-    return Expired(*(_counts(pipeline, table, now, origins) for table in (pipeline.bronze, pipeline.quarantine)))
+    bronze = _counts(pipeline, pipeline.bronze, now, origins)
+    quarantine = _counts(pipeline, pipeline.quarantine, now, origins)
+    return Expired(bronze, quarantine)
 
 
 def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offsets | None) -> RowCounts:
@@ -103,41 +105,19 @@ def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offs
     rows = read_table(pipeline.spark, handle)
     if table is pipeline.quarantine:
         rows = rows.where(F.col("layer") == Layer.BRONZE)
-    stays = not_read({*now.latest, *(origins or ())})
-    if isinstance(pipeline.source, FileSource):
-        # By the file: records of an archive have Kafka's coordinates.
-        path = F.col("_file_path")
-        if pipeline.source.archive is not None and origins is None:
-            stays, elsewhere = F.lit(False), F.lit(True)
-        else:
-            elsewhere = since(origins or {})
-        (first,) = now.earliest.values()
-        gone = ~stays & F.coalesce(path.isin(pipeline.source.missing_paths(first)), elsewhere)
-    elif all(split.kind == KAFKA for split in now.latest):
-        gone = ~since(now.earliest) & ~stays
-    else:
-        read = _Coordinates(pipeline.source.reading(MicroBatch(now.earliest, now.latest)))
-        there = task_numbers(pipeline.spark, read.reading.tasks).mapInArrow(read, _Coordinates.COLUMNS)
-        there = there.withColumn("_there", F.lit(False))
-        rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
+    source = pipeline.source
+    # What an archive has is not known before its files are read.
+    is_known = source.archive is None or origins is not None
+    stays = not_read({*now.latest, *(origins or ())}) if is_known else F.lit(False)
+    lost = source.lost_rows(now, origins)
+    if lost is None:
+        there = Coordinates(source.reading(MicroBatch(now.earliest, now.latest))).rows(pipeline.spark)
+        rows = rows.join(there.withColumn("_there", F.lit(False)), list(COORDINATES), "left")
+        lost = F.col("_there").isNull()
+    gone = lost & ~stays
     which = {"rows": F.lit(1), "gone": F.when(gone, 1), "staying": F.when(stays, 1)}
-    (found,) = rows.agg(*(F.count(condition).alias(name) for name, condition in which.items())).collect()
-    return RowCounts(*found)
-
-
-@dataclass(frozen=True)
-class _Coordinates:
-    """For `mapInArrow`: numbers of tasks -> where their records are; picklable."""
-
-    COLUMNS: ClassVar[str] = "_kafka_topic_id string, _kafka_partition int, _kafka_offset bigint"
-    reading: Reading
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for numbers in batches:
-            for task in numbers.column(0).to_pylist():
-                for batch in self.reading.batches(task, ReadNotes()):
-                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
-                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))
+    (counted,) = rows.agg(*(F.count(condition).alias(name) for name, condition in which.items())).collect()
+    return RowCounts(*counted)
 
 
 def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
@@ -147,11 +127,11 @@ def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
     return replace(now, earliest=all_there_is(pipeline, now))
 
 
-def _begins(now: SourceSnapshot) -> str:
-    """The first offset of each split, for messages."""
+def _begins(source: Source, now: SourceSnapshot) -> str:
+    """The first offset of each partition, for messages."""
     if now.unit > 1:
-        return f"{sum(now.latest.values()) // now.unit:,} files"
-    named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]
+        return f"{sum(now.latest.values()) // now.unit:,} {source.things}"
+    named = [f"{p} from {source.offset_name} {o:,}" for p, o in sorted(now.earliest.items())]
     rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
     return ", ".join(named[:PARTITIONS_NAMED]) + rest
 
@@ -170,7 +150,8 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     began = time.monotonic()
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None:
         return  # the first run reads the whole topic anyway
     pipeline.bronze.writable(bronze, replaced=True)
@@ -181,7 +162,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))
     try:
         work.stage()
-        archive_schemas(pipeline, report, work.found)
+        archive_schemas(pipeline, report, work.staged)
         planned = work.planned()
     except Exception:
         work.drop()
@@ -191,7 +172,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
-    report_batch(pipeline, report, names_of(bronze), planned, landed, work.found)
+    report_batch(pipeline, report, names_of(bronze), planned, landed, work.staged)
     work.report_lost(report)
     report.add_read(work.start, work.end, work.now.unit)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
@@ -204,9 +185,9 @@ class _FullRefresh:
     Attributes:
         bronze, now: the version of bronze, and the source.
         columns: of the new rows; fields keep their columns.
-        found: the new files.
-        start, end: split -> [start, end) read.
-        kept: rows among those of `found.bronze` that were not read again.
+        staged: the new files.
+        start, end: partition -> [start, end) read.
+        kept: rows among those of `staged.bronze` that were not read again.
         expired: rows that are lost or stay.
     """
 
@@ -214,7 +195,7 @@ class _FullRefresh:
     bronze: DeltaTable
     now: SourceSnapshot
     columns: ColumnMap
-    found: StageResult = field(default_factory=StageResult)
+    staged: StagedRows = field(default_factory=StagedRows)
     start: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
     kept: int = 0
@@ -230,55 +211,69 @@ class _FullRefresh:
     def stage(self) -> None:
         """Write all files, and the list of those of quarantine."""
         self._stage_source()
-        self.expired = count_expired(self.pipeline, self.now, self.found.origins)
+        self.expired = count_expired(self.pipeline, self.now, self.staged.origins)
         if self.expired.bronze.staying:
             refuse_restored(self.pipeline.bronze, self.bronze, "name all topics that bronze was read from in the settings")
             self._keep_others()
-        listed = ResetList(self.batch, self.end, self.found.quarantine, frozenset(self.found.origins))
+        listed = ResetList(self.batch, self.end, self.staged.quarantine, frozenset(self.staged.origins))
         keep(self.pipeline.quarantine, self.ticket, listed)
 
     def _stage_source(self) -> None:
         """Decode and write the whole source, in micro-batches."""
-        pipeline, now = self.pipeline, self.now
-        self.start, self.end = dict(now.earliest), dict(now.earliest)
+        pipeline = self.pipeline
+        now = self.now
+        self.start = dict(now.earliest)
+        self.end = dict(now.earliest)
         for subject in pipeline.source.subjects(now.latest):
             pipeline.catalog.ids_of(subject)
         while part := plan_micro_batch(now, self.end, now.latest, pipeline.source.batch_limit(self.end)):
             part = replace(part, gaps=(*part.gaps, *pipeline.source.missing(part)))  # counted as expired
-            pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
-            found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
-            self.found.add(found)
-            self.columns = pipeline.catalog.message_columns(self.columns, found.types)
+            pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.source.things}, {sum(part.lag.values()):,} left")
+            staged = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
+            self.staged.add(staged)
+            self.columns = pipeline.catalog.message_columns(self.columns, staged.types)
             self.end |= part.end
 
     def _keep_others(self) -> None:
         """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
         schema = pa.schema(self.bronze.schema())
-        rows = read_table(self.pipeline.spark, self.bronze).where(not_read({*self.now.latest, *self.found.origins}))
+        rows = read_table(self.pipeline.spark, self.bronze).where(not_read({*self.now.latest, *self.staged.origins}))
         rows = rows.withColumn("_batch", F.lit(self.batch).cast("long")).select(travelling(schema.names))
         files = FileStage(self.pipeline.bronze, schema, HEADERS).write(rows)
-        self.found.bronze += files
+        self.staged.bronze += files
         self.kept = sum(f.rows for f in files)
 
     def planned(self) -> Commit:
         """The commit, which replaces bronze's files."""
-        pipeline, bronze, found, batch = self.pipeline, self.bronze, self.found, self.batch
+        pipeline = self.pipeline
+        bronze = self.bronze
+        staged = self.staged
         # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
-        to = self.end | ends_of_origins(found.origins)
-        undecodable_kept = self.expired.quarantine.staying
-        # With rows from elsewhere, which the archive may get later.
-        archive = {Txn.ARCHIVE: 0} if self.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
+        to = self.end | ends_of_origins(staged.origins)
+        rows = sum(file.rows for file in staged.bronze)
+        undecodable = sum(file.rows for file in staged.quarantine)
+        read = {partition: (self.start[partition], end) for partition, end in self.end.items()}
+        info = batch_info(self.batch, rows, undecodable, read, (), staged.suppressed) | kept_info(self.kept)
+        info["full_refresh"] = "rows of batches before this one are gone"
         compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
-        rows, undecodable = (sum(f.rows for f in files) for files in (found.bronze, found.quarantine))
-        read = {p: (self.start[p], end) for p, end in self.end.items()}
-        info = batch_info(batch, rows, undecodable, read, (), found.suppressed) | kept_info(self.kept)
-        info |= {"full_refresh": "rows of batches before this one are gone"}
-        advance = {p.app: at for p, at in to.items()} | identity(to) | archive
-        advance |= epochs_unknown(split for split in to if split not in self.end) | epochs_noted(self.now, self.end)
-        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
-        advance |= {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: self.ticket}
-        plan = commit_of(pipeline, bronze, found, txns(bronze, compared), advance, info, self.columns)
+        expected = txns(bronze, compared)
+        advance = self._advance(to, undecodable)
+        plan = commit_of(pipeline, bronze, staged, expected, advance, info, self.columns)
         return replace(plan, replace=True, from_version=bronze.version() if self.kept else None)
+
+    def _advance(self, to: Offsets, undecodable: int) -> dict[str, int]:
+        """Transactions of bronze after the commit: next offsets, and counters of what quarantine has."""
+        undecodable_kept = self.expired.quarantine.staying
+        advance = {partition.app: offset for partition, offset in to.items()}
+        advance |= identity(to)
+        # With rows from elsewhere, which the archive may get later.
+        has_others = self.kept or undecodable_kept
+        advance |= {Txn.ARCHIVE: 0} if has_others else archive_noted(self.bronze, self.pipeline.source)
+        advance |= epochs_unknown(partition for partition in to if partition not in self.end)
+        advance |= epochs_noted(self.now, self.end)
+        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
+        advance |= {Txn.BATCH: self.batch, Txn.INCARNATION: self.batch, Txn.FULL_REFRESH: self.ticket}
+        return advance
 
     def commit_or_drop(self, plan: Commit) -> Landed:
         """Commit; the files are deleted if that is known to have failed."""
@@ -294,18 +289,20 @@ class _FullRefresh:
     def drop(self) -> None:
         """Delete the files of a commit that is known to have failed."""
         with suppress(OSError):
-            discard(self.pipeline.bronze, self.found.bronze)
-            forget(self.pipeline.quarantine, self.ticket, self.found.quarantine)
+            discard(self.pipeline.bronze, self.staged.bronze)
+            forget(self.pipeline.quarantine, self.ticket, self.staged.quarantine)
 
     def report_lost(self, report: RunReport) -> None:
         """Report what became of rows that are not in the new bronze."""
-        pipeline, expired = self.pipeline, self.expired
-        report.add_rejected(self.found.reasons)
-        report.warn(*incomplete_records(self.found))
+        pipeline = self.pipeline
+        expired = self.expired
+        report.add_rejected(self.staged.reasons)
+        report.warn(*incomplete_records(self.staged))
         gone_rows = expired.bronze.gone + expired.quarantine.gone
-        report.add(BronzeResult(suppressed=self.found.suppressed, expired=gone_rows, nulled=self.found.nulled))
-        name, holder = pipeline.bronze.name, pipeline.settings.source_holder
-        gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
+        report.add(BronzeResult(suppressed=self.staged.suppressed, expired=gone_rows, nulled=self.staged.nulled))
+        name = pipeline.bronze.name
+        holder = pipeline.settings.source_holder
+        gone = pipeline.source.gone_text("is", "has")
         if self.kept:
             report.warn(f"{self.kept:,} rows of {name} stay: of topics that are not read now")
         report.warn(f"{name} was replaced by what {holder} has; lost with it, as it {gone}: {expired.named(pipeline)}")

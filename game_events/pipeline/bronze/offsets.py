@@ -11,7 +11,6 @@ Guarantee: a new topic is read from its first offset; a deleted one is a gap lik
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -23,16 +22,14 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import QUARANTINE, is_silver
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import bronze_commit, next_offsets, offsets_of, topic_id_read
+from game_events.sources.factory import class_of, kind_of
 from game_events.sources.source import (
-    FILES,
-    KAFKA,
-    TABLE,
     Gap,
     MicroBatch,
     Offsets,
+    Partition,
     Source,
     SourceSnapshot,
-    Split,
     plan_micro_batch,
 )
 
@@ -46,15 +43,15 @@ class Changes:
 
     Attributes:
         joined: names of topics that bronze has never read.
-        start: split -> first offset, of splits without an offset in bronze that do not start at 0.
-        settle: splits that a commit has to give an offset, whether it reads them or not.
+        start: partition -> first offset, of partitions without an offset in bronze that do not start at 0.
+        settle: partitions that a commit has to give an offset, whether it reads them or not.
         gaps: offsets after those that bronze has read, of topics that were deleted or recreated. Topics that the settings do
             not name any more have none: they can be named again.
     """
 
     joined: list[str] = field(default_factory=list)
     start: Offsets = field(default_factory=dict)
-    settle: list[Split] = field(default_factory=list)
+    settle: list[Partition] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
     @property
@@ -63,52 +60,77 @@ class Changes:
         return bool(self.settle or self.gaps)
 
 
-def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
+def _new_topics(now: SourceSnapshot, reached: Offsets) -> dict[tuple[str, str, str], list[Partition]]:
+    """Topics that bronze has not read -> their partitions."""
+    read = {_topic_of(partition) for partition in reached}
+    return {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
+
+
+def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
-    read = {_topic_of(split) for split in reached}
-    new = {topic: list(splits) for topic, splits in groupby(sorted(now.latest), _topic_of) if topic not in read}
+    new = _new_topics(now, reached)
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
         _refuse_another_source(known, now)
-    # An added partition is read from 0; a newly assigned one, or one of a new topic, from its first offset.
-    added = now.latest.keys() - reached.keys() if settings.kafka_assign else set()
-    found = Changes(start={split: now.earliest[split] for split in added if _topic_of(split) in read})
-    for (topic, topic_id, kind), splits in new.items():
-        before = topic_id_read(handle, topic, kind)
-        if before == topic_id:
-            continue
-        found.settle += splits
-        if before is None:
-            found.joined.append(topic)
-            found.start |= {split: now.earliest[split] for split in splits}
-        elif not known or (topic in known and known[topic].topic_id == before):
-            found.gaps += _rest(handle, topic, before, splits)
-    there = {split.topic for split in now.latest}
-    for topic, split in sorted(known.items()):
-        if topic not in there and _wanted(settings, topic):
-            found.gaps += _rest(handle, topic, split.topic_id)
-    return found
+    difference = Changes(start=_newly_assigned(settings, now, reached))
+    for topic, partitions in new.items():
+        _note_new(difference, handle, now, known, topic, partitions)
+    for name in sorted(known.keys() - {partition.topic for partition in now.latest}):
+        if source.wants(name):
+            difference.gaps += _rest(handle, name, known[name].topic_id)
+    return difference
 
 
-def _refuse_another_source(known: Mapping[str, Split], now: SourceSnapshot) -> None:
+def _newly_assigned(settings: Settings, now: SourceSnapshot, reached: Offsets) -> Offsets:
+    """First offsets of partitions of known topics that the settings did not assign before; an added one is read from 0."""
+    if not settings.kafka_assign:
+        return {}
+    read = {_topic_of(partition) for partition in reached}
+    added = now.latest.keys() - reached.keys()
+    return {partition: now.earliest[partition] for partition in added if _topic_of(partition) in read}
+
+
+def _note_new(
+    difference: Changes,
+    handle: DeltaTable,
+    now: SourceSnapshot,
+    known: Mapping[str, Partition],
+    topic: tuple[str, str, str],
+    partitions: list[Partition],
+) -> None:
+    """Note a topic of which bronze has no offset: it joins, or was recreated. Its partitions are read from the first offset."""
+    name, topic_id, kind = topic
+    before = topic_id_read(handle, name, kind)
+    if before == topic_id:
+        return
+    difference.settle += partitions
+    if before is None:
+        difference.joined.append(name)
+        difference.start |= {partition: now.earliest[partition] for partition in partitions}
+    elif not known or (name in known and known[name].topic_id == before):
+        difference.gaps += _rest(handle, name, before, partitions)
+
+
+def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) -> None:
     """Refuse a topic beside a table that was made from it: bronze would have the records twice.
 
     Raises:
         ConfigurationError: the settings name another table than bronze was made from, or a table instead of topics.
         DataError: the table has other rows than those that bronze was made from.
     """
-    before = {(split.kind, split.topic): split.topic_id for split in known.values()}
-    tables = {(split.kind, split.topic): split.topic_id for split in now.latest if split.kind == TABLE}
-    if not tables and not any(kind == TABLE for kind, _ in before):
+    before = _ids(known.values())
+    alone = _ids(partition for partition in now.latest if kind_of(partition.kind).alone)
+    if not alone and not any(kind_of(kind).alone for kind, _ in before):
         return
-    if tables.keys() != before.keys():
+    if alone.keys() != before.keys():
+        was = _names(before)
+        named = _names(_ids(now.latest))
         raise ConfigurationError(
-            f"bronze_events was made from {', '.join(sorted(name for _, name in before))}, and the settings name "
-            f"{', '.join(sorted({split.topic for split in now.latest}))}: one bronze has one source. Set "
+            f"bronze_events was made from {was}, and the settings name {named}: one bronze has one source. Set "
             "GAME_EVENTS_LAKEHOUSE to another folder, or GAME_EVENTS_SOURCE_TABLE and the topics back"
         )
-    changed = [name for (kind, name), topic_id in tables.items() if before[kind, name] != topic_id]
+    changed = [name for (kind, name), topic_id in alone.items() if before[kind, name] != topic_id]
     if changed:
         raise DataError(
             f"{changed[0]} has other rows than those that bronze_events was made from: it was refreshed fully, restored or "
@@ -117,8 +139,17 @@ def _refuse_another_source(known: Mapping[str, Split], now: SourceSnapshot) -> N
         )
 
 
-def topics_known(handle: DeltaTable) -> Mapping[str, Split]:
-    """Topic -> one of its splits, by the information of bronze's newest commit that names topics; empty if none is left."""
+def _names(ids: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(sorted({name for _, name in ids}))
+
+
+def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
+    """(Kind, topic) -> id."""
+    return {(partition.kind, partition.topic): partition.topic_id for partition in partitions}
+
+
+def topics_known(handle: DeltaTable) -> Mapping[str, Partition]:
+    """Topic -> one of its partitions, by the information of bronze's newest commit that names topics; empty if none is left."""
     for limit in HISTORY:
         for entry in handle.history(limit):
             note = bronze_commit(entry)
@@ -127,36 +158,23 @@ def topics_known(handle: DeltaTable) -> Mapping[str, Split]:
     return {}
 
 
-def _topic_of(split: Split) -> tuple[str, str, str]:
-    return split.topic, split.topic_id, split.kind
+def _topic_of(partition: Partition) -> tuple[str, str, str]:
+    return partition.topic, partition.topic_id, partition.kind
 
 
-def _wanted(settings: Settings, topic: str) -> bool:
-    """Whether the settings name a topic of Kafka."""
-    if settings.source_table is not None or settings.source == FILES:
-        return False
-    pattern = settings.kafka_topic_pattern
-    return topic in settings.kafka_topics if pattern is None else re.fullmatch(pattern, topic) is not None
-
-
-def _rest(handle: DeltaTable, topic: str, topic_id: str, splits: list[Split] | None = None) -> list[Gap]:
+def _rest(handle: DeltaTable, topic: str, topic_id: str, partitions: list[Partition] | None = None) -> list[Gap]:
     """Gaps for the offsets of a deleted topic after those that bronze has read."""
-    reached = offsets_of(handle, topic, topic_id, (split.partition for split in splits or ()))
-    return [Gap(topic, topic_id, split.partition, offset, None) for split, offset in reached.items()]
+    reached = offsets_of(handle, topic, topic_id, (partition.number for partition in partitions or ()))
+    return [Gap(topic, topic_id, partition.number, offset, None) for partition, offset in reached.items()]
 
 
 #: Kafka's epochs are 32-bit integers.
 LAST_EPOCH = 2**31 - 1
 
 #: Offsets with a special meaning in the setting, as in Spark's Kafka source.
-FIRST, END = -2, -1
+FIRST = -2
+END = -1
 
-#: What keeps it from happening again.
-_TOPICS, _FILES, _TABLE = (
-    "raise the topic's retention",
-    "leave files where they are until bronze has them",
-    "keep that table's rows until bronze has them",
-)
 
 #: Gaps that a message names one by one.
 SHOWN = 8
@@ -166,8 +184,8 @@ SHOWN = 8
 class OffsetPlan:
     """The next micro-batch of the source, and the state it was planned from.
 
-    `reached`: split -> next offset, by bronze's transactions. `until`: split -> where the run stops. `micro_batch`: what to
-    read, with gaps that the setting allows to skip; None: there is nothing to read and no gap.
+    `reached`: partition -> next offset, by bronze's transactions. `until`: where the run stops. `micro_batch`: what to read,
+    with gaps that the setting allows to skip; None: there is nothing to read and no gap.
     """
 
     now: SourceSnapshot
@@ -181,14 +199,15 @@ class OffsetPlan:
     ) -> OffsetPlan:
         """Plan from a version of bronze.
 
-        `until`: split -> where the run stops; the source's end for splits that are not in it. `limit`: offsets of the
+        `until`: partition -> where the run stops; the source's end for partitions that are not in it. `limit`: offsets of the
         micro-batch at most; None: the source's limit.
 
         Raises:
             DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest
                 records.
         """
-        source, settings = pipeline.source, pipeline.settings
+        source = pipeline.source
+        settings = pipeline.settings
         reached = next_offsets(bronze, now.latest)
         if any(offset > now.latest[p] for p, offset in reached.items()):
             now = source.snapshot()  # a concurrent run has read more since `now`
@@ -196,44 +215,53 @@ class OffsetPlan:
         # `until` is older than a topic that joined, or was recreated, while this run reads.
         until = now.latest | {p: end for p, end in until.items() if p in now.latest}
         refuse_cut_log(source, bronze, now, reached)
-        found = changes(settings, bronze, now, reached)
-        batch = plan_micro_batch(now, reached | found.start, until, limit or source.batch_limit(reached))
-        if found.anything:
+        difference = changes(source, settings, bronze, now, reached)
+        batch = plan_micro_batch(now, reached | difference.start, until, limit or source.batch_limit(reached))
+        if difference.anything:
             # Even without a record to read: bronze learns of the change by the commit.
-            batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | found.start, unit=now.unit)
-            settled = {split: batch.reached[split] for split in found.settle if split not in batch.end}
-            gaps = (*found.gaps, *batch.gaps)
-            batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=tuple(found.joined))
+            batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | difference.start, unit=now.unit)
+            batch = _with_changes(batch, difference)
         if batch is not None:
-            batch = replace(batch, gaps=(*batch.gaps, *pipeline.source.missing(batch)))
-        if batch is not None and batch.gaps:
+            batch = replace(batch, gaps=(*batch.gaps, *source.missing(batch)))
             refuse_unless_recorded(settings, batch.gaps, now)
         return cls(now, reached, until, batch)
 
     @property
     def ends(self) -> Offsets:
-        """Split -> next offset after the micro-batch; also of splits without records, so that each has one from the start."""
+        """Partition -> next offset after the micro-batch; also of those without records: each has one from the start."""
         if self.micro_batch is None:
             return {}
         missing = self.now.latest.keys() - self.reached.keys() - self.micro_batch.end.keys()
-        return {split: self.micro_batch.reached[split] for split in missing} | self.micro_batch.end
+        return {partition: self.micro_batch.reached[partition] for partition in missing} | self.micro_batch.end
 
     @property
     def lag(self) -> Offsets:
-        """Split -> records that remain after the micro-batch."""
+        """Partition -> records that remain after the micro-batch."""
         if self.micro_batch is not None:
             return self.micro_batch.lag
         return {p: max(0, self.now.latest[p] - offset) // self.now.unit for p, offset in self.reached.items()}
 
 
-def epochs_noted(now: SourceSnapshot, splits: Iterable[Split]) -> dict[str, int]:
+def _with_changes(batch: MicroBatch, difference: Changes) -> MicroBatch:
+    """The micro-batch that also records changes of the topics."""
+    settled = {partition: batch.reached[partition] for partition in difference.settle if partition not in batch.end}
+    return replace(
+        batch,
+        start=batch.start | settled,
+        end=batch.end | settled,
+        gaps=(*difference.gaps, *batch.gaps),
+        joined=tuple(difference.joined),
+    )
+
+
+def epochs_noted(now: SourceSnapshot, partitions: Iterable[Partition]) -> dict[str, int]:
     """`txn` -> epoch that a commit of bronze sets, for the partitions that it reads."""
-    return {split.epoch_app: now.epochs[split] for split in splits if split in now.epochs}
+    return {partition.epoch_app: now.epochs[partition] for partition in partitions if partition in now.epochs}
 
 
-def epochs_unknown(splits: Iterable[Split]) -> dict[str, int]:
+def epochs_unknown(partitions: Iterable[Partition]) -> dict[str, int]:
     """`txn` -> the highest epoch, for records from an archive: no check until a micro-batch from the broker sets another."""
-    return {split.epoch_app: LAST_EPOCH for split in splits}
+    return {partition.epoch_app: LAST_EPOCH for partition in partitions}
 
 
 def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
@@ -249,16 +277,21 @@ def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reac
         DataError: a partition's log was cut below bronze's offset, and is longer by now.
         ConfigurationError, TransientError: the broker refuses or does not answer.
     """
-    known = {split: bronze.transaction_version(split.epoch_app) for split in reached if split in now.epochs}
-    changed = {split: reached[split] for split, epoch in known.items() if epoch is not None and now.epochs[split] > epoch}
+    known: Offsets = {}
+    for partition in reached.keys() & now.epochs.keys():
+        epoch = bronze.transaction_version(partition.epoch_app)
+        if epoch is not None:
+            known[partition] = int(epoch)
+    changed = {partition: reached[partition] for partition, epoch in known.items() if now.epochs[partition] > epoch}
     if not changed:
         return
-    later = {split: epoch for split, epoch in source.epochs_before(now, changed).items() if epoch > int(known[split] or 0)}
+    before = source.epochs_before(now, changed)
+    later = {partition: epoch for partition, epoch in before.items() if epoch > known[partition]}
     if later:
         named = "; ".join(
-            f"{split}: bronze is at {changed[split]} and has read up to leader epoch {known[split]}, "
+            f"{partition}: bronze is at {changed[partition]} and has read up to leader epoch {known[partition]}, "
             f"the record before it is of epoch {epoch}"
-            for split, epoch in sorted(later.items())
+            for partition, epoch in sorted(later.items())
         )
         raise DataError(
             f"{named}. So the broker has lost records that bronze has (an unclean election, or a restored copy), and others "
@@ -268,7 +301,7 @@ def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reac
 
 
 def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
-    """Split -> first offset of a new bronze, by the settings; ConfigurationError if they name one that does not exist."""
+    """Partition -> first offset of a new bronze, by the settings; ConfigurationError if they name one that does not exist."""
     wanted = pipeline.settings.starting_offsets
     if pipeline.settings.starting_timestamp is not None or wanted == "earliest":
         return all_there_is(pipeline, now)
@@ -276,30 +309,32 @@ def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
 
 
 def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
-    """Split -> first existing offset, of records that are not older than the starting time if one is set."""
+    """Partition -> first existing offset, of records that are not older than the starting time if one is set."""
     when = pipeline.settings.starting_timestamp
     if when is None:
         return dict(now.earliest)
-    found = pipeline.source.offsets_at(now.latest, when)
-    # Records may arrive between the two requests: a split without one since the starting time begins at its old end.
-    return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
+    first = pipeline.source.offsets_at(now.latest, when)
+    # Records may arrive between the two requests: a partition without one since the starting time begins at its old end.
+    return {p: min(max(first.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
 
 
 def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offsets:
     """Offsets named one by one; other partitions start at their first offset."""
     start = dict(now.earliest)
-    splits = {(split.topic, split.partition): split for split in now.latest}
+    partitions = {(partition.topic, partition.number): partition for partition in now.latest}
     for topic, offsets in wanted.items():
-        for partition, offset in offsets.items():
-            split = splits.get((topic, partition))
-            if split is None:
+        for number, offset in offsets.items():
+            partition = partitions.get((topic, number))
+            if partition is None:
                 raise ConfigurationError(
-                    f"GAME_EVENTS_STARTING_OFFSETS names {topic}[{partition}], which is not among what is read: "
+                    f"GAME_EVENTS_STARTING_OFFSETS names {topic}[{number}], which is not among what is read: "
                     f"{', '.join(map(str, sorted(now.latest)))}"
                 )
-            if offset > now.latest[split]:
-                raise ConfigurationError(f"GAME_EVENTS_STARTING_OFFSETS: {split} ends at {now.latest[split]}, before {offset}")
-            start[split] = {FIRST: now.earliest[split], END: now.latest[split]}.get(offset, offset)
+            if offset > now.latest[partition]:
+                raise ConfigurationError(
+                    f"GAME_EVENTS_STARTING_OFFSETS: {partition} ends at {now.latest[partition]}, before {offset}"
+                )
+            start[partition] = {FIRST: now.earliest[partition], END: now.latest[partition]}.get(offset, offset)
     return start
 
 
@@ -316,29 +351,32 @@ def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ..
     """
     if pipeline.settings.starting_timestamp is not None:
         return ()
-    first = {split: at for split, at in sorted(now.earliest.items()) if at and split.kind == KAFKA}
-    gaps = tuple(Gap(split.topic, split.topic_id, split.partition, 0, at) for split, at in first.items())
-    if gaps:
-        what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
-        refuse_unless_recorded(pipeline.settings, gaps, None, what)
+    first = {partition: offset for partition, offset in sorted(now.earliest.items()) if offset and partition.has_record_offsets}
+    gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, offset) for partition, offset in first.items())
+    what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
+    refuse_unless_recorded(pipeline.settings, gaps, None, what)
     return gaps
+
+
+def _recreated(gaps: tuple[Gap, ...], now: SourceSnapshot) -> str:
+    """Sentences about topics that were deleted and are there again."""
+    gone = {gap.topic for gap in gaps if gap.end is None}
+    ids = sorted({(partition.topic, partition.topic_id) for partition in now.latest if partition.topic in gone})
+    return "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
 
 
 def refuse_unless_recorded(
     settings: Settings, gaps: tuple[Gap, ...], now: SourceSnapshot | None, what: str = "records are gone"
 ) -> None:
     """Stop before records are skipped, unless the setting allows it: DataError names what is lost, and the setting."""
-    if settings.on_data_loss == "record_gap":
+    if not gaps or settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
-    gone = {gap.topic for gap in gaps if gap.end is None}
-    ids = sorted({(split.topic, split.topic_id) for split in (now.latest if now is not None else ()) if split.topic in gone})
-    again = "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
-    advice = _FILES if settings.source == FILES else _TABLE if settings.source_table is not None else _TOPICS
+    again = _recreated(gaps, now) if now is not None else ""
     raise DataError(
         f"{what} that {settings.source_holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
         f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
-        f"{advice}"
+        f"{class_of(settings).loss_advice}"
     )
 
 
@@ -357,5 +395,5 @@ def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
     now = pipeline.source.snapshot()
     if len(pipeline.source.missing(part)) > len(part.gaps):
         return True
-    read: Mapping[Split, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
+    read: Mapping[Partition, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
     return any(start < now.earliest[p] for p, start in read.items() if p in now.earliest)

@@ -32,16 +32,13 @@ from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fen
 from game_events.lakehouse.data.columns import COORDINATES, FIRST_MESSAGE, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.lakehouse.tables import Layer, Table, table_id, version_of
-from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.hooks import record_filter
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.files.records import FileGap
-from game_events.sources.source import KAFKA, MicroBatch, Offsets, Reading, Split
+from game_events.sources.source import MicroBatch, Offsets, Partition, Reading
 from game_events.spark.failures import (
     DEATHS_ALONE,
     NOTHING_COMMITTED,
@@ -50,15 +47,18 @@ from game_events.spark.failures import (
     named,
     worker_errors_named,
 )
+from game_events.workers.decode import BronzeTask, DecodeJob
+from game_events.workers.job import task_numbers
 from game_events.workers.record_filter import RecordFilter
+from game_events.workers.results import StagedRows
 
 log = logging.getLogger(__name__)
 
 #: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.
 MAX_DEATHS = 60
 
-#: Split and offset of a record that crashes a worker -> detail for quarantine.
-Deadly = Mapping[tuple[Split, int], str]
+#: Partition and offset of a record that crashes a worker -> detail for quarantine.
+Deadly = Mapping[tuple[Partition, int], str]
 
 
 def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:
@@ -70,9 +70,11 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
         WorkerCrashError: `error`: nothing of the micro-batch can be decoded, so its records are not the cause; or workers crash
             over too many.
     """
-    found: dict[tuple[Split, int], str] = {}
-    waiting, alone = deque(_halves(part)), Counter[tuple[Split, int]]()
-    crashes, decoded = 1, 0
+    deadly: dict[tuple[Partition, int], str] = {}
+    waiting = deque(_halves(part))
+    alone = Counter[tuple[Partition, int]]()
+    crashes = 1
+    decoded = 0
     while waiting:
         some = waiting.popleft()
         try:
@@ -85,32 +87,32 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
             if some.records > 1:
                 waiting.extend(_halves(some))
                 continue
-            ((split, offset),) = some.start.items()
-            alone[split, offset] += 1
-            if alone[split, offset] < DEATHS_ALONE:
+            ((partition, offset),) = some.start.items()
+            alone[partition, offset] += 1
+            if alone[partition, offset] < DEATHS_ALONE:
                 waiting.append(some)
             else:
-                found[split, offset] = (
+                deadly[partition, offset] = (
                     f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
                 )
     if not decoded:
         raise error
-    return found
+    return deadly
 
 
 def _halves(part: MicroBatch) -> list[MicroBatch]:
-    """The first half of a micro-batch's offsets, split by split, and the second."""
+    """The first half of a micro-batch's offsets, split by partition, and the second."""
     room = (part.records + 1) // 2
     middle: Offsets = {}
-    for split, start in part.start.items():
-        middle[split] = min(part.end[split], start + room)
-        room -= middle[split] - start
-    return [found for found in (_between(part, part.start, middle), _between(part, middle, part.end)) if found.start]
+    for partition, start in part.start.items():
+        middle[partition] = min(part.end[partition], start + room)
+        room -= middle[partition] - start
+    return [half for half in (_between(part, part.start, middle), _between(part, middle, part.end)) if half.start]
 
 
 def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
-    splits = [split for split in part.start if start[split] < end[split]]
-    return replace(part, start={p: start[p] for p in splits}, end={p: end[p] for p in splits}, gaps=())
+    partitions = [partition for partition in part.start if start[partition] < end[partition]]
+    return replace(part, start={p: start[p] for p in partitions}, end={p: end[p] for p in partitions}, gaps=())
 
 
 #: (topic id, partition) -> offsets of records that quarantine holds already.
@@ -122,23 +124,38 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
 
     `quarantine` was opened after the version of bronze that the micro-batch is planned from.
     """
-    until = next_offsets(quarantine, part.end)
-    ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
+    ahead = _ahead(quarantine, part)
     if quarantine is None or not ahead:
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
     rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
-    if all(p.kind == KAFKA for p in ahead):
-        names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
-        names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
-        rows = rows.join(names, names.column_names, join_type="left semi")
-    # Offsets of other kinds of splits are no records' offsets: then all that quarantine holds was decided.
-    first = {(p.topic_id, p.partition): part.start[p] for p in ahead if p.kind == KAFKA}
-    found: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for topic_id, partition, offset in zip(*(rows.column(c).to_pylist() for c in COORDINATES), strict=True):
-        if offset >= first.get((topic_id, partition), 0):
-            found[topic_id, partition].add(offset)
-    return {key: frozenset(offsets) for key, offsets in found.items()}
+    # Other offsets are no records': then all that quarantine holds was decided.
+    first = {(p.topic_id, p.number): part.start[p] for p in ahead if p.has_record_offsets}
+    if len(first) == len(ahead):
+        rows = _of_partitions(rows, ahead)
+    decided = defaultdict[tuple[str, int], set[int]](set)
+    for topic_id, number, offset in zip(*(rows.column(name).to_pylist() for name in COORDINATES), strict=True):
+        if offset >= first.get((topic_id, number), 0):
+            decided[topic_id, number].add(offset)
+    return {partition: frozenset(offsets) for partition, offsets in decided.items()}
+
+
+def _ahead(quarantine: DeltaTable | None, part: MicroBatch) -> list[Partition]:
+    """Partitions of the micro-batch of which quarantine has decided on some offsets."""
+    until = next_offsets(quarantine, part.end)
+    return [partition for partition in part.end if until.get(partition, 0) > part.start[partition]]
+
+
+def _of_partitions(rows: pa.Table, partitions: list[Partition]) -> pa.Table:
+    """The rows of these partitions' records."""
+    names = pa.table(
+        {
+            "_kafka_topic_id": [partition.topic_id for partition in partitions],
+            "_kafka_partition": [partition.number for partition in partitions],
+        }
+    )
+    names = names.cast(pa.schema([rows.schema.field(name) for name in names.column_names]))
+    return rows.join(names, names.column_names, join_type="left semi")
 
 
 def commit_undecodable(
@@ -146,7 +163,7 @@ def commit_undecodable(
     bronze: DeltaTable,
     quarantine: DeltaTable | None,
     part: MicroBatch,
-    staged: StageResult,
+    staged: StagedRows,
     report: RunReport,
 ) -> int:
     """Announce a micro-batch in bronze, then commit its undecodable records to quarantine; perhaps without a row.
@@ -159,7 +176,8 @@ def commit_undecodable(
     """
     begun = _announce(pipeline, bronze, part, staged)
     failpoints.reach("quarantine_announced")
-    until, app = next_offsets(quarantine, part.end), Txn.MICRO_BATCHES
+    until = next_offsets(quarantine, part.end)
+    app = Txn.MICRO_BATCHES
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
@@ -184,7 +202,7 @@ def commit_undecodable(
     return begun
 
 
-def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
+def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StagedRows) -> int:
     """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
 
     Raises as `commit_undecodable`.
@@ -194,7 +212,8 @@ def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: 
     # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
     advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
     try:
-        info, expected = {"run_id": pipeline.run_id}, before | erasure_fence(bronze)
+        info = {"run_id": pipeline.run_id}
+        expected = before | erasure_fence(bronze)
         commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
     except GameEventsError:
         staged.discard(pipeline.bronze, pipeline.quarantine)
@@ -213,7 +232,7 @@ def stage_micro_batch(
     batch: int,
     decided: Decided,
     one_pass: OnePass | None = None,
-) -> StageResult:
+) -> StagedRows:
     """Decode a micro-batch and write its files; `one_pass` gets silver's files of the same rows, where the workers write them.
 
     `bronze`: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
@@ -223,9 +242,10 @@ def stage_micro_batch(
         ConflictError: a topic was recreated meanwhile, or records expired; the files are deleted.
         WorkerCrashError: as `deadly_records`; or workers crash over no record in particular.
     """
-    if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only skips a gap
-        return StageResult()
-    source, catalog = pipeline.source, pipeline.catalog
+    if part.records <= sum(gap.is_planned for gap in part.gaps):  # it only skips a gap
+        return StagedRows()
+    source = pipeline.source
+    catalog = pipeline.catalog
     catalog.offer(source.schemas())
     # Types to plan for before the first record.
     expected = source.expected_types()
@@ -256,13 +276,13 @@ class _Attempt:
     record_filter: RecordFilter | None
     sparing: bool = False
 
-    def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
+    def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StagedRows:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
         reading = self.pipeline.source.reading(part)
         _, staged = self._decoded(part, self._job(reading.sparing() if self.sparing else reading, deadly or {}))
         return staged
 
-    def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StageResult:
+    def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StagedRows:
         """As `run`; where it is possible, the workers write silver's files of the rows, too."""
         if one_pass is None:
             return self.run(part)
@@ -273,7 +293,8 @@ class _Attempt:
         return staged
 
     def _job(self, reading: Reading, deadly: Deadly) -> BronzeTask:
-        pipeline, keep_raw = self.pipeline, self.pipeline.settings.keep_raw == "all"
+        pipeline = self.pipeline
+        keep_raw = pipeline.settings.keep_raw == "all"
         return BronzeTask(
             pipeline.bronze,
             pipeline.quarantine,
@@ -287,9 +308,9 @@ class _Attempt:
             _by_partition(deadly),
         )
 
-    def _decoded(self, part: MicroBatch, job: BronzeTask) -> tuple[BronzeTask, StageResult]:
+    def _decoded(self, part: MicroBatch, job: BronzeTask) -> tuple[BronzeTask, StagedRows]:
         """The job with its last plan, and what it wrote."""
-        ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
+        ranges = named([f"{partition} {part.start[partition]} to {end - 1}" for partition, end in sorted(part.end.items())])
         with crashes_explained(f" over {ranges}"), worker_errors_named():
             numbers = task_numbers(self.pipeline.spark, job.reading.tasks)
             return run_decode_job(self.pipeline, job, numbers, self.columns, self.expected)
@@ -297,13 +318,13 @@ class _Attempt:
 
 def _by_partition(deadly: Deadly) -> Mapping[tuple[str, int], Mapping[int, str]]:
     """(topic id, partition) -> offset -> detail for quarantine."""
-    found: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for (split, offset), detail in deadly.items():
-        found[split.topic_id, split.partition][offset] = detail
-    return found
+    by_partition: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for (partition, offset), detail in deadly.items():
+        by_partition[partition.topic_id, partition.number][offset] = detail
+    return by_partition
 
 
-def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StageResult:
+def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StagedRows:
     """Decode a micro-batch over which a worker crashed; without the records that crash it if it crashes again."""
     pipeline = attempt.pipeline
     pipeline.on_progress(f"bronze: {error}. The micro-batch is tried again, then its halves")
@@ -319,7 +340,7 @@ def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> S
 
 def run_decode_job(
     pipeline: Pipeline, job: Job, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
-) -> tuple[Job, StageResult]:
+) -> tuple[Job, StagedRows]:
     """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
@@ -333,10 +354,11 @@ def run_decode_job(
     """
     catalog = pipeline.catalog
     planned = set(wanted) | catalog.met_types() | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
-    room, rest = catalog.max_unknown_ids, None
+    room = catalog.max_unknown_ids
+    rest = None
     while True:
         job = job.planned(catalog.plan(columns, planned, rest))
-        staged = StageResult.sum(job.collect(rows))
+        staged = StagedRows.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):

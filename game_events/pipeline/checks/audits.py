@@ -8,7 +8,7 @@ Count the violations of rules over all rows: one Spark job for each layer, nothi
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -37,14 +37,14 @@ from game_events.pipeline.checks.reconcile import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import expressions, is_current, player_agg, player_agg_columns, silver_columns
 from game_events.pipeline.gold.unified import gold_app
-from game_events.pipeline.quality.judging import RuleColumns
-from game_events.pipeline.quality.validation import require_valid
+from game_events.pipeline.quality.rules import breaks, require_valid, violated
 from game_events.pipeline.reporting.counts import CheckResult
 from game_events.pipeline.reporting.result import RuleReport
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error, reads_delta, small_snapshots
 from game_events.spark.schemas import merged_columns, quoted
+from game_events.workers.rules import RuleColumns
 
 RECOMPUTED = "gold_equals_recompute"
 
@@ -62,9 +62,9 @@ class _Tables:
     `taken`: game -> last bronze batch that its gold contains. `current`: games with all of gold's rows in `unified`.
     """
 
-    silver: Mapping[str, DeltaTable]
-    gold: Mapping[str, DeltaTable]
-    taken: Mapping[str, int]
+    silver: dict[str, DeltaTable]
+    gold: dict[str, DeltaTable]
+    taken: dict[str, int]
     unified: DeltaTable | None
     current: list[str]
 
@@ -80,48 +80,64 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
         return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)
     independent = reads_delta(pipeline.spark)
     with small_snapshots(pipeline.spark):
-        found = _compared(_all_rows(pipeline, tables, independent), pipeline, tables.current).collect()
-    players = sum(row["players"] for row in found)
+        rows = _compared(_all_rows(pipeline, tables, independent), pipeline, tables.current).collect()
+    players = sum(row["players"] for row in rows)
     counts: dict[str, int | float | str] = {
         "games": ", ".join(sorted(tables.taken)),
         "games_compared": len(tables.taken),
         "games_compared_with_unified": len(tables.current),
         "gold_read_by": "delta-spark" if independent else "this project",
         "players": players,
-        "players_that_differ_in_gold": sum(row["gold"] for row in found),
-        "players_that_differ_in_unified": sum(row["unified"] for row in found),
+        "players_that_differ_in_gold": sum(row["gold"] for row in rows),
+        "players_that_differ_in_unified": sum(row["unified"] for row in rows),
     }
-    wrong = sorted((row["_game"], row["gold"], row["unified"]) for row in found if row["gold"] or row["unified"])
-    named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, g, u in wrong)
+    wrong = sorted((row["_game"], row["gold"], row["unified"]) for row in rows if row["gold"] + row["unified"])
     summary = f"{players:,} {words.keys} of {len(tables.taken)} {words.entities} are what silver gives"
     if wrong:
+        named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, g, u in wrong)
         summary = f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
+def _sample(pipeline: Pipeline, sample_games: int) -> list[str]:
+    """Some games, others in each run."""
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return []
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games
+    return sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
+
+
 def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     """The sample's tables, opened from the last layer to the first, so that none has rows that its source does not have."""
-    bronze = pipeline.open_bronze()
-    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
-    chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
+    chosen = _sample(pipeline, sample_games)
+    aggregate = player_agg(pipeline.settings)
     # In the layout `partitioned` it is gold itself.
     unified = None if pipeline.lakehouse.is_partitioned else pipeline.lakehouse.table(UNIFIED).open_to_read()
-    gold = opened(chosen, pipeline.lakehouse.gold)
-    silver = opened(chosen, pipeline.lakehouse.silver)
-    aggregate = player_agg(pipeline.settings)
-    pairs = {game: (made, silver[game]) for game, made in gold.items() if game in silver}
-    # Where the setting has other columns by now, gold is pending too.
-    batches = {g: made.transaction_version(silver_app(s)) for g, (made, s) in pairs.items() if is_current(made, aggregate)}
-    taken = {game: batch for game, batch in batches.items() if batch is not None}
     if unified is not None and not (is_current(unified, aggregate) and unified.metadata().partition_columns):
         unified = None
-    current = [g for g in taken if unified is not None and txn(unified, gold_app(pairs[g][0])) == pairs[g][0].version()]
-    return _Tables({g: pairs[g][1] for g in taken}, {g: pairs[g][0] for g in taken}, taken, unified, current)
+    all_gold = opened(chosen, pipeline.lakehouse.gold)
+    all_silver = opened(chosen, pipeline.lakehouse.silver)
+    sample = _Tables({}, {}, {}, unified, [])
+    for game in all_gold.keys() & all_silver.keys():
+        gold = all_gold[game]
+        silver = all_silver[game]
+        batch = gold.transaction_version(silver_app(silver))
+        # Where the setting has other columns by now, gold is pending too.
+        if batch is None or not is_current(gold, aggregate):
+            continue
+        sample.silver[game] = silver
+        sample.gold[game] = gold
+        sample.taken[game] = batch
+        if unified is not None and txn(unified, gold_app(gold)) == gold.version():
+            sample.current.append(game)
+    return sample
 
 
 def _read_by_delta(pipeline: Pipeline, gold: Mapping[str, DeltaTable]) -> DataFrame:
     """Rows of games' gold tables, with `_game`, by Delta Lake's own reader: delta-rs does not list the files."""
-    read, parts = pipeline.spark.read.format("delta"), list[DataFrame]()
+    read = pipeline.spark.read.format("delta")
+    parts: list[DataFrame] = []
     for game, handle in gold.items():
         table = pipeline.lakehouse.gold(game)
         rows = read.option("versionAsOf", handle.version()).load(table.uri)
@@ -136,29 +152,33 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
 
     `independent`: Delta Lake's own reader reads gold, so that a wrong list of files is found, too.
     """
-    settings, spark, lakehouse = pipeline.settings, pipeline.spark, pipeline.lakehouse
-    key, made = settings.key_column, expressions(settings)
-    columns = ["_game", key, *made]
+    settings = pipeline.settings
+    key = settings.key_column
+    measured = expressions(settings)
+    columns = ["_game", key, *measured]
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
-    asked = silver_columns(pipeline)
-    events = _files(pipeline, tables.silver, wanted, lakehouse.silver_path(), asked)
-    events = events.join(last_batches(spark, tables.taken), "_game").where(F.col("_batch") <= F.col("_taken"))
-    recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
+    events = _files(pipeline, tables.silver, wanted, pipeline.lakehouse.silver_path(), silver_columns(pipeline))
+    events = events.join(last_batches(pipeline.spark, tables.taken), "_game").where(F.col("_batch") <= F.col("_taken"))
+    recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in measured.items()))
     if independent:
-        held = _read_by_delta(pipeline, tables.gold)
+        gold = _read_by_delta(pipeline, tables.gold)
     else:
-        held = _files(pipeline, tables.gold, (key, *made), lakehouse.gold_path())
+        gold = _files(pipeline, tables.gold, (key, *measured), pipeline.lakehouse.gold_path())
     rows = recomputed.select(*columns, F.lit("silver").alias("_source"))
-    rows = rows.unionByName(held.select(*columns, F.lit("gold").alias("_source")))
+    rows = rows.unionByName(gold.select(*columns, F.lit("gold").alias("_source")))
     if tables.unified is not None and tables.current:
-        found, entity = selection(tables.unified), settings.entity_column
-        games = [partition_of(path).get(entity) for path in found.paths]
-        uris = [uri for uri, game in zip(found.files, games, strict=True) if game in tables.current]
-        schema = spark_schema(tables.unified.schema())
-        mine = read_files(spark, uris, StructType([f for f in schema.fields if f.name != entity]))
-        mine = mine.withColumn("_game", game_of_file(uris, PART_PATH))
-        rows = rows.unionByName(mine.select(*columns, F.lit("unified").alias("_source")))
+        unified = _unified_rows(pipeline, tables.unified, tables.current)
+        rows = rows.unionByName(unified.select(*columns, F.lit("unified").alias("_source")))
     return rows
+
+
+def _unified_rows(pipeline: Pipeline, unified: DeltaTable, games: Collection[str]) -> DataFrame:
+    """The rows of these games, with `_game`."""
+    entity = pipeline.settings.entity_column
+    files = selection(unified)
+    uris = [uri for uri, path in zip(files.files, files.paths, strict=True) if partition_of(path).get(entity) in games]
+    columns = [f for f in spark_schema(unified.schema()).fields if f.name != entity]
+    return read_files(pipeline.spark, uris, StructType(columns)).withColumn("_game", game_of_file(uris, PART_PATH))
 
 
 def _files(
@@ -173,14 +193,12 @@ def _files(
     `wanted` are columns; None: the columns of all tables. `asked` are columns that are NULL where no table has them.
     """
     schemas = [spark_schema(table.schema()) for table in tables.values()]
-    fields = {f.name: f for f in merged_columns(schemas)[0].fields}
-    for field in (*(schemas[0].fields if wanted is not None else ()), *(asked or StructType()).fields):
-        fields.setdefault(field.name, field)
-    wanted = wanted or tuple(fields)
-    read = StructType([f for f in fields.values() if f.name in wanted])
+    # Of a column that two of them have the later one counts.
+    known = [asked or StructType(), StructType() if wanted is None else schemas[0], merged_columns(schemas)[0]]
+    fields = {f.name: f for columns in known for f in columns.fields if wanted is None or f.name in wanted}
     uris = [uri for table in tables.values() for uri in files_with(table)]
-    rows = read_files(pipeline.spark, uris, read)
-    return rows.select(game_of_file(uris, pattern).alias("_game"), *(F.col(quoted(c)) for c in wanted))
+    rows = read_files(pipeline.spark, uris, StructType(list(fields.values())))
+    return rows.select(game_of_file(uris, pattern).alias("_game"), *map(F.col, map(quoted, wanted or fields)))
 
 
 def _compared(rows: DataFrame, pipeline: Pipeline, current: list[str]) -> DataFrame:
@@ -204,7 +222,8 @@ def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
     """Whether both have one row of a key, and its values are equal; never NULL."""
     same = (F.col(f"n_{one}") == 1) & (F.col(f"n_{other}") == 1)
     for name, kind in kinds.items():
-        a, b = F.col(f"v_{one}")[name], F.col(f"v_{other}")[name]
+        a = F.col(f"v_{one}")[name]
+        b = F.col(f"v_{other}")[name]
         equal = a.eqNullSafe(b)
         if isinstance(kind, DoubleType | FloatType):
             # A sum of floating point numbers depends on the order of rows.
@@ -318,7 +337,8 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
     totals: dict[str, dict[int, int]] = {}
     for row in query(events, _DAYS, now=now):
         totals.setdefault(row["game"], {})[row["back"]] = row["total"]
-    compared, unusual = 0, []
+    compared = 0
+    unusual = []
     for game, by_day in totals.items():
         last, history = daily_rows(by_day)
         if len(history) < MIN_DAYS:
@@ -348,7 +368,8 @@ def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
     `totals`: days back -> rows of the table at the end of that day; the first one is the starting value.
     """
     oldest = max(totals)
-    rows, before = [], totals[oldest]
+    rows = []
+    before = totals[oldest]
     for back in range(oldest - 1, -1, -1):
         now = totals.get(back, before)
         rows.append(max(0, now - before))
@@ -363,10 +384,11 @@ def is_unusual(last: int, history: list[int]) -> bool:
     return abs(last - usual) > max(DEVIATIONS * spread, SHARE * usual)
 
 
-Found = dict[tuple[str, str, str], RuleReport]
+#: (layer, game, rule) -> counts.
+Reports = dict[tuple[str, str, str], RuleReport]
 
 
-def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
+def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Reports:
     """Count the rows of every game, and those that violate each rule.
 
     Rules of silver are evaluated on the bronze rows that the game's silver table was computed from, rejected ones included;
@@ -384,19 +406,24 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
         return {}
     source = SilverInput.of(pipeline, bronze)
     games = sorted(pipeline.progress.read(source.bronze.key).games)
-    found: Found = {}
-    silver, gold = ([rule for rule in chosen if rule.layer == layer] for layer in ("silver", "gold"))
-    if silver and (tables := opened(games, pipeline.lakehouse.silver)):
-        rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
-        found |= _count(pipeline, silver, rows, source.columns, entity, tables)
-    if gold:
-        tables = opened(games, pipeline.lakehouse.gold)
+    reports: Reports = {}
+    of_silver = [rule for rule in chosen if rule.layer == "silver"]
+    if of_silver:
+        silver = opened(games, pipeline.lakehouse.silver)
+        rows = _rows_taken(source, silver)
+        reports |= _count(pipeline, of_silver, rows, source.columns, pipeline.settings.entity_column, silver)
+    of_gold = [rule for rule in chosen if rule.layer == "gold"]
+    if of_gold:
+        gold = opened(games, pipeline.lakehouse.gold)
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
-        uris = [uri for uris in for_games(tables, lambda game: files_with(tables[game])).values() for uri in uris]
-        game = game_of_file(uris, pipeline.lakehouse.gold_path())
-        rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
-        found |= _count(pipeline, gold, rows, columns, "_game", tables)
-    return found
+        reports |= _count(pipeline, of_gold, _gold_rows(pipeline, gold, columns), columns, "_game", gold)
+    return reports
+
+
+def _gold_rows(pipeline: Pipeline, tables: Mapping[str, DeltaTable], columns: StructType) -> DataFrame:
+    uris = [uri for files in for_games(tables, lambda game: files_with(tables[game])).values() for uri in files]
+    game = game_of_file(uris, pipeline.lakehouse.gold_path())
+    return read_files(pipeline.spark, uris, columns).withColumn("_game", game)
 
 
 def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
@@ -410,19 +437,19 @@ def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFr
 
 def _count(
     pipeline: Pipeline, rules: list[Rule], rows: DataFrame, columns: StructType, game: str, tables: Mapping[str, DeltaTable]
-) -> Found:
+) -> Reports:
     judged = RuleColumns.of(rules, rules[0].layer, game)
     require_valid(pipeline.spark, rules, columns)
-    found: Found = {
+    reports: Reports = {
         (r.layer, g, r.name): RuleReport(r.layer, g, r.name, r.action, r.sql) for g in tables for r in rules if r.applies_to(g)
     }
     with null_on_error(pipeline.spark):
-        counts = [F.count(F.when(judged.breaks(n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
-        masks = rows.select(F.col(game).alias("_of"), *judged.violated())
+        counts = [F.count(F.when(breaks(judged, n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
+        masks = rows.select(F.col(game).alias("_of"), *violated(judged))
         for row in masks.groupBy("_of").agg(F.count(F.lit(1)).alias("_rows"), *counts).collect():
             for number, rule in enumerate(rules):
-                entry = found.get((rule.layer, row["_of"], rule.name))
+                entry = reports.get((rule.layer, row["_of"], rule.name))
                 if entry is not None:
                     counted = replace(entry, rows=int(row["_rows"]), violated=int(row[f"_rule_{number}"]))
-                    found[rule.layer, row["_of"], rule.name] = counted
-    return found
+                    reports[rule.layer, row["_of"], rule.name] = counted
+    return reports

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from game_events.errors import GameEventsError, ReadOnlyError
@@ -49,27 +49,43 @@ class RowCounts:
     held: Counter[str | None] = field(default_factory=Counter)
     settled: Counter[str | None] = field(default_factory=Counter)
 
+    def games_with_pending_rows(self) -> set[str]:
+        """Their names."""
+        return {game for game, rows in self.pending.items() if rows and game is not None}
 
-def count_all(
-    pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, taken: Mapping[str, int], settled: int
+
+def count_rows(
+    pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, taken: Mapping[str, int], settled: int, above: int = 0
 ) -> RowCounts:
-    """Count all rows of bronze; if quarantine has rejected rows, the job joins them with bronze.
+    """Count bronze's rows by game in one Spark job; if quarantine has rejected rows, the job joins them with bronze.
 
-    `taken`: game -> last batch in its silver table; `settled`: last batch without pending rows.
+    `taken`: game -> last batch in its silver table; `settled`: last batch without pending rows. `above`: only rows of later
+    batches than this one are read, and `held` is not counted; 0: all rows.
     """
-    rows = read_table(pipeline.spark, handle)
-    # An idle game's silver has an older batch than others and is complete all the same: only rows above it are pending.
-    held = decisions.held_rows(pipeline, decisions.rejected_rows)
-    name = _name(pipeline, handle)
+    if above:
+        later = selection(handle, above)
+        if not later.files:
+            return RowCounts()
+        if later.rows_known and later.rows <= pipeline.lakehouse.sizes.read_rows and len(later.files) <= FEW_FILES:
+            return _count_here(pipeline, handle, later.paths, taken, settled, above)
+        rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
+        held = None
+    else:
+        rows = read_table(pipeline.spark, handle)
+        held = decisions.held_rows(pipeline, decisions.rejected_rows)
+    # Without such a column no record of a selected message type was read yet.
+    entity = F.col(pipeline.settings.entity_column) if has_decoded_columns(handle) else F.lit(None).cast("string")
+    name = entity.alias("_name")
     if held is None:
         rows = rows.select(name, "_batch", F.lit(None).alias("_held"))
     else:
         rows = rows.select(name, "_batch", *COORDINATES)
         held = held.withColumnRenamed("game", "_name").withColumn("_held", F.lit(True))
         rows = rows.join(held, [*COORDINATES, "_name"], "left")
+    # An idle game's silver has an older batch than others and is complete all the same: only rows above it are pending.
     pending = F.col("_batch") > F.col("_taken")
     late = F.coalesce(pending, F.lit(False))
-    found = (
+    by_game = (
         rows.join(last_batches(pipeline.spark, taken), F.col("_name") == F.col("_game"), "left")
         .groupBy("_game")
         .agg(
@@ -82,11 +98,37 @@ def count_all(
         .collect()
     )
     counts = RowCounts()
-    for row in found:
-        for name_of, by_game in vars(counts).items():
-            by_game[row["_game"]] += int(row[name_of])
+    for row in by_game:
+        for count, games in vars(counts).items():
+            games[row["_game"]] += int(row[count])
         counts.settled[None] += int(row["late"])
     return counts
+
+
+def _count_here(
+    pipeline: Pipeline, handle: DeltaTable, files: Sequence[str], taken: Mapping[str, int], settled: int, above: int
+) -> RowCounts:
+    """As `count_rows`, of a few files, in this process: an increment of some records would wait for Spark's job."""
+    entity = pipeline.settings.entity_column
+    rows = read_arrow(pipeline.bronze, handle, [entity, "_batch"], files)
+    groups = rows.group_by(rows.column_names).aggregate([([], "count_all")])
+    names = groups[entity].to_pylist() if entity in rows.column_names else [None] * groups.num_rows
+    counts = RowCounts()
+    for name, batch, number in zip(names, groups["_batch"].to_pylist(), groups["count_all"].to_pylist(), strict=True):
+        if batch is None or batch <= above:
+            continue
+        game = name if name in taken else None
+        is_pending = game is not None and batch > taken[game]
+        counts.rows[game] += number
+        if is_pending:
+            counts.pending[game] += number
+        if batch <= settled:
+            counts.settled[None if is_pending else game] += number
+    return counts
+
+
+#: Counts rows as `count_rows` does.
+RowCounter = Callable[[Pipeline, DeltaTable, Decisions, Mapping[str, int], int, int], RowCounts]
 
 
 def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
@@ -95,73 +137,12 @@ def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
     return F.broadcast(spark.createDataFrame(limits, "_game string, _taken bigint"))
 
 
-def count_later(
-    pipeline: Pipeline, handle: DeltaTable, above: int, few_rows: int | None = None
-) -> dict[tuple[str | None, int], int]:
-    """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read.
-
-    `few_rows`: with at most so many rows in a few files they are counted in this process; more, or a number that the log does
-    not say, take a Spark job. None: as many rows as are read at a time.
-    """
-    later = selection(handle, above)
-    few_rows = pipeline.lakehouse.sizes.read_rows if few_rows is None else few_rows
-    if later.rows <= few_rows and later.rows_known and len(later.files) <= FEW_FILES:
-        return _counted_here(pipeline, handle, later.paths, above)
-    rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
-    found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()
-    return {(row["_name"], row["_batch"]): int(row["rows"]) for row in found}
-
-
-def _counted_here(
-    pipeline: Pipeline, handle: DeltaTable, files: Sequence[str], above: int
-) -> dict[tuple[str | None, int], int]:
-    entity = pipeline.settings.entity_column
-    rows = read_arrow(pipeline.bronze, handle, [entity, "_batch"], files)
-    groups = rows.group_by(rows.column_names).aggregate([([], "count_all")])
-    names = groups[entity].to_pylist() if entity in rows.column_names else [None] * groups.num_rows
-    found = zip(names, groups["_batch"].to_pylist(), groups["count_all"].to_pylist(), strict=True)
-    return {(name, batch): count for name, batch, count in found if batch is not None and batch > above}
-
-
-@dataclass(frozen=True)
-class CountJobs:
-    """What counts bronze's rows: all of them, or those of later batches."""
-
-    all_rows: Callable[[Pipeline, DeltaTable, Decisions, Mapping[str, int], int], RowCounts] = count_all
-    later_rows: Callable[[Pipeline, DeltaTable, int], Mapping[tuple[str | None, int], int]] = count_later
-
-
-def added(
-    before: CountedRows,
-    later: Mapping[tuple[str | None, int], int],
-    known: Collection[str],
-    taken: Mapping[str, int],
-    settled: int,
-    rejected: Mapping[str, int],
-) -> RowCounts:
-    """The rows that an earlier check has counted, and the later ones.
-
-    `known`: games with a silver table; `taken`: of those with news its last batch; `settled`: as for `count_all`. `rejected`:
-    game -> its rejected rows by quarantine's log, whether bronze has them or not.
-    """
-    counts = RowCounts(held=Counter({game: rejected.get(game, 0) for game in taken}))
-    for name, found in before.games.items():
+def add_earlier(counts: RowCounts, earlier: CountedRows, known: Collection[str]) -> None:
+    """Add the rows that an earlier check has counted; `known`: games with a silver table, rows of others belong to none."""
+    for name, of_game in earlier.games.items():
         game = name if name in known else None
-        counts.rows[game] += found.rows
-        counts.settled[game] += found.rows
-    for (name, batch), rows in later.items():
-        game = name if name in known else None
-        late = game is not None and batch > taken[game]
-        counts.rows[game] += rows
-        counts.pending[game] += rows if late else 0
-        counts.settled[None if late else game] += rows if batch <= settled else 0
-    return counts
-
-
-def _name(pipeline: Pipeline, handle: DeltaTable) -> Column:
-    """The column that names the game; without it no record of a selected message type was read yet."""
-    found = F.col(pipeline.settings.entity_column) if has_decoded_columns(handle) else F.lit(None).cast("string")
-    return found.alias("_name")
+        counts.rows[game] += of_game.rows
+        counts.settled[game] += of_game.rows
 
 
 @dataclass(frozen=True)
@@ -268,12 +249,8 @@ def _named(games: Mapping[str, GameCounts]) -> str:
     return ", ".join(f"{game}: {counts}" for game, counts in games.items())
 
 
-#: The Spark jobs of a check.
-JOBS = CountJobs()
-
-
-def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None, jobs: CountJobs = JOBS) -> Reconciliation:
-    """Count the rows: bronze by a Spark job (of `jobs`), silver and quarantine by their logs.
+def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None, count: RowCounter = count_rows) -> Reconciliation:
+    """Count the rows: bronze by a Spark job (`count`), silver and quarantine by their logs.
 
     `changed`: the games whose silver tables were written since an earlier check: of bronze only the batches after those that
     an earlier check has counted (`Progress.counted`) are read, and the tables of these games and of those with news, which
@@ -287,52 +264,60 @@ def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None, jobs: 
     if before is None or not row_count(before):
         return Reconciliation(quarantine=row_count(pipeline.open_quarantine()))
     state = pipeline.progress.read(BronzeIdentity.of(before).key)
-    later = changed is not None and state.counted.batch > 0
-    found = _of_later_rows(pipeline, before, state, changed or (), jobs) if later else None
-    found = found if found is not None and found.passed else _of_all_rows(pipeline, before, state, jobs)
-    return replace(found, readmitted=readmitted_rows(pipeline, before, state)[0])
+    result = None
+    if changed is not None and state.counted.batch > 0:
+        result = _of_later_rows(pipeline, before, state, changed, count)
+    if result is None or not result.passed:
+        result = _of_all_rows(pipeline, before, state, count)
+    return replace(result, readmitted=readmitted_rows(pipeline, before, state)[0])
 
 
 def _of_later_rows(
-    pipeline: Pipeline, before: DeltaTable, state: Progress, changed: Collection[str], jobs: CountJobs
+    pipeline: Pipeline, before: DeltaTable, state: Progress, changed: Collection[str], count: RowCounter
 ) -> Reconciliation | None:
-    """The counts of games with news, and of those `changed`; all others have what they had. None: bronze was replaced."""
-    identity, counted = BronzeIdentity.of(before), state.counted
-    news = {game for game, batch in state.games.items() if batch > counted.batch}
-    others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
-    tables = opened(news | others, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
+    """The counts of games with news, and of those `changed`; all others have what they had.
+
+    None: bronze was replaced, or a table is not what progress says of it.
+    """
+    identity = BronzeIdentity.of(before)
+    earlier = state.counted
+    looked_at = {game for game, batch in state.games.items() if batch > earlier.batch}
+    looked_at |= state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
+    tables = opened(looked_at, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     # After progress and these tables, so that it has every batch that they have.
     bronze = pipeline.open_bronze()
     if bronze is None or BronzeIdentity.of(bronze) != identity:
         return None
-    rows = jobs.later_rows(pipeline, bronze, counted.batch)
-    waiting = state.games.keys() & {name for name, _ in rows} - tables.keys()
-    tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
-    news |= waiting
-    idle = {game for game in state.games if game in counted.games and game not in news and game not in tables}
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     # Of a game that fails now, too, earlier batches were in silver.
-    settled = max(_settled(state, taken), counted.batch)
+    settled = max(_settled(state, taken), earlier.batch)
+    taken |= {game: batch for game, batch in state.games.items() if game not in looked_at}
     decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
-    counts = added(counted, rows, {*tables, *idle}, taken, settled, decisions.rejected_rows)
-    unchanged = {game: counted.games[game] for game in idle}
-    result = _compared(pipeline, bronze, decisions, tables, counts, settled, unchanged)
+    counts = count(pipeline, bronze, decisions, taken, settled, earlier.batch)
+    waiting = counts.games_with_pending_rows() - tables.keys()
+    tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
+    if any(identity.taken(tables.get(game)) != taken[game] for game in waiting):
+        return None
+    add_earlier(counts, earlier, taken)
+    counts.held.update({game: decisions.rejected_rows.get(game, 0) for game in tables})
+    unchanged = {game: earlier.games[game] for game in taken.keys() & earlier.games.keys() - tables.keys()}
+    result = _compared(pipeline, _Counted(bronze, decisions, tables, counts, settled, unchanged))
     for game, handle in tables.items():
         pipeline.tables.publish(pipeline.lakehouse.silver(game), handle)
-    return replace(result, counted_before=counted.batch)
+    return replace(result, counted_before=earlier.batch)
 
 
-def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, jobs: CountJobs) -> Reconciliation:
+def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count: RowCounter) -> Reconciliation:
     identity = BronzeIdentity.of(before)
     tables = opened(state.games, pipeline.lakehouse.silver)
     handle = pipeline.open_bronze() or before
     if BronzeIdentity.of(handle) != identity:
-        return reconcile(pipeline, jobs=jobs)  # it was replaced meanwhile, and has progress of its own
+        return reconcile(pipeline, count=count)  # it was replaced meanwhile, and has progress of its own
     decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
-    counts = jobs.all_rows(pipeline, handle, decisions, taken, settled)
-    return _compared(pipeline, handle, decisions, tables, counts, settled, {})
+    counts = count(pipeline, handle, decisions, taken, settled, 0)
+    return _compared(pipeline, _Counted(handle, decisions, tables, counts, settled))
 
 
 def _settled(state: Progress, taken: Mapping[str, int]) -> int:
@@ -341,60 +326,61 @@ def _settled(state: Progress, taken: Mapping[str, int]) -> int:
     return min([state.floor(Layer.SILVER), *behind])
 
 
-def _compared(
-    pipeline: Pipeline,
-    handle: DeltaTable,
-    decisions: Decisions,
-    tables: Mapping[str, DeltaTable],
-    counts: RowCounts,
-    settled: int,
-    unchanged: Mapping[str, GameRows],
-) -> Reconciliation:
-    """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up.
+@dataclass(frozen=True)
+class _Counted:
+    """What is compared; `unchanged`: games that balanced, and have no news. `settled`: batch up to which no row is pending."""
 
-    `unchanged`: games that balanced, and have no news.
-    """
-    games = {
-        game: GameCounts(counts.rows[game] - counts.pending[game], row_count(table), *_rejected(table), counts.held[game])
-        for game, table in sorted(tables.items())
-    }
-    for game, found in unchanged.items():
-        silver = found.rows - found.dropped - found.quarantined
-        held = decisions.rejected_rows.get(game, 0)
-        games[game] = GameCounts(found.rows, silver, found.dropped, found.quarantined, held)
-    transformed = {game: found for game, found in games.items() if pipeline.extensions.transformed(game)}
-    compared = {game: found for game, found in games.items() if game not in transformed}
+    bronze: DeltaTable
+    decisions: Decisions
+    tables: Mapping[str, DeltaTable]
+    rows: RowCounts
+    settled: int
+    unchanged: Mapping[str, GameRows] = field(default_factory=dict)
+
+    def games(self) -> dict[str, GameCounts]:
+        """Each game's counts."""
+        rows = self.rows
+        games = {
+            game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_rejected(table), rows.held[game])
+            for game, table in sorted(self.tables.items())
+        }
+        for game, before in self.unchanged.items():
+            silver = before.rows - before.dropped - before.quarantined
+            held = self.decisions.rejected_rows.get(game, 0)
+            games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, held)
+        return games
+
+
+def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
+    """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up."""
+    games = counted.games()
+    transformed = {game: counts for game, counts in games.items() if pipeline.extensions.transformed(game)}
+    compared = {game: counts for game, counts in games.items() if game not in transformed}
     result = Reconciliation(
-        row_count(handle),
-        sum(c.silver for c in compared.values()),
-        row_count(decisions.handle),
-        counts.rows[None],
-        sum(counts.pending.values()),
-        sum(c.dropped for c in compared.values()),
-        sum(c.quarantined for c in compared.values()),
-        {game: found for game, found in compared.items() if not found.balanced},
-        transformed,
+        bronze=row_count(counted.bronze),
+        silver=sum(counts.silver for counts in compared.values()),
+        quarantine=row_count(counted.decisions.handle),
+        unrouted=counted.rows.rows[None],
+        pending=sum(counted.rows.pending.values()),
+        dropped=sum(counts.dropped for counts in compared.values()),
+        quarantined=sum(counts.quarantined for counts in compared.values()),
+        wrong={game: counts for game, counts in compared.items() if not counts.balanced},
+        transformed=transformed,
     )
     if result.passed:
-        _keep(pipeline, decisions.bronze_id, settled, counts, tables, unchanged)
+        _keep(pipeline, counted)
     return result
 
 
-def _keep(
-    pipeline: Pipeline,
-    bronze_id: str,
-    settled: int,
-    counts: RowCounts,
-    tables: Mapping[str, DeltaTable],
-    unchanged: Mapping[str, GameRows],
-) -> None:
-    games = dict[str | None, GameRows](unchanged.items())
-    for name, rows in counts.settled.items():
+def _keep(pipeline: Pipeline, counted: _Counted) -> None:
+    games = dict[str | None, GameRows](counted.unchanged.items())
+    for name, rows in counted.rows.settled.items():
         if rows and name not in games:
-            games[name] = GameRows(rows, *(_rejected(tables[name]) if name is not None and name in tables else ()))
-    counted = CountedRows(settled, games)
+            table = None if name is None else counted.tables.get(name)
+            games[name] = GameRows(rows) if table is None else GameRows(rows, *_rejected(table))
+    noted = CountedRows(counted.settled, games)
     try:
-        pipeline.progress.update(bronze_id, lambda now: replace(now, counted=counted))
+        pipeline.progress.update(counted.decisions.bronze_id, lambda now: replace(now, counted=noted))
     except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
         log.warning("counted_rows_not_kept=true the_next_check_counts_all_rows=true cause=%s", type(error).__name__)
 

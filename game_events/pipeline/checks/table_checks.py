@@ -46,8 +46,8 @@ from game_events.pipeline.quarantine import is_noted
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugin import parts
-from game_events.plugins.files.records import FILE_ROWS
-from game_events.sources.source import FILES, KAFKA, Gap, Split
+from game_events.sources.factory import kind_of
+from game_events.sources.source import Gap, Partition
 
 log = logging.getLogger(__name__)
 
@@ -148,19 +148,20 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
 
     `recent`: check this number of the newest commits; None: all of Delta's log.
     """
-    handle, covers = pipeline.open_bronze(), WHOLE if recent is None else NEW
+    handle = pipeline.open_bronze()
+    covers = WHOLE if recent is None else NEW
     if handle is None:
         return CheckResult(LOST, "bronze", True, "there is no bronze table yet")
-    notes = [note for entry in handle.history(recent) if (note := bronze_commit(entry)) is not None]
-    gaps = [gap for note in notes for gap in note.gaps]
+    commits = list(filter(None, map(bronze_commit, handle.history(recent))))
+    gaps = [gap for commit in commits for gap in commit.gaps]
     counts = {
-        "commits": len(notes),
+        "commits": len(commits),
         "gaps": len(gaps),
         "offsets_lost": sum(gap.offsets or 0 for gap in gaps),
         "gaps_of_unknown_length": sum(gap.offsets is None for gap in gaps),
     }
     if not gaps:
-        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits skipped nothing", counts, covers=covers)
+        return CheckResult(LOST, "bronze", True, f"the last {len(commits):,} commits skipped nothing", counts, covers=covers)
     return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version(), covers=covers)
 
 
@@ -210,43 +211,52 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
 
     `recent`: check this number of the newest commits, and not whether files exist; None: all of Delta's log.
     """
-    handle, covers = pipeline.open_bronze(), WHOLE if recent is None else NEW
+    handle = pipeline.open_bronze()
     if handle is None:
         return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
     history = handle.history(recent)
     erased = erased_rows(history)
     # Not of the history: commits newer than the handle, and those before a full refresh, which reads their offsets again.
-    first, newest = incarnation(handle), counter(handle, Txn.BATCH)
-    found = filter(None, map(bronze_commit, history))
-    commits = sorted((c for c in found if first <= c.batch <= newest), key=lambda c: c.batch)
+    first = incarnation(handle)
+    newest = counter(handle, Txn.BATCH)
+    of_table = [c for c in map(bronze_commit, history) if c is not None and first <= c.batch <= newest]
+    commits = sorted(of_table, key=lambda commit: commit.batch)
     faults = [*_batch_faults(commits, newest), *_range_faults(handle, commits), *_rows(handle, commits, erased)]
-    if recent is None and (missing := missing_files(pipeline.bronze, handle)):
-        faults.append(f"{len(missing)} files of the table are missing, among them {missing[0]}")
-    (read, unit), oldest = _offsets_read(commits), next((c.batch for c in commits), None)
-    counts = {
-        "commits": len(commits),
-        "from_batch": oldest or 0,
-        "offsets_read": read,
-        "rows_committed": sum(c.rows for c in commits),
-        "quarantined_rows": sum(c.quarantined for c in commits),
-        "suppressed_records": sum(c.suppressed for c in commits),
-        "erased_rows": sum(erased.values()),
-        "faults": len(faults),
-    }
-    since = "the table's first" if oldest == first else f"batch {counts['from_batch']}, older ones were not checked"
+    if recent is None:
+        faults += _lost_files(pipeline.bronze, handle)
+    read, unit = _offsets_read(commits)
+    oldest = commits[0].batch if commits else 0
+    counts = {"commits": len(commits), "from_batch": oldest, "offsets_read": read, **_rows_of(commits)}
+    counts |= {"erased_rows": sum(erased.values()), "faults": len(faults)}
+    is_whole = bool(commits) and oldest == first
+    since = "the table's first" if is_whole else f"batch {oldest}, older ones were not checked"
     good = f"{len(commits):,} commits since {since}: {read:,} {unit} without a gap, no row missing"
-    summary = first_few(faults, SHOWN) or good
     return CheckResult(
-        CONTINUOUS, "bronze", not faults, summary, counts, wrong_rows=True, version=handle.version(), covers=covers
+        CONTINUOUS,
+        "bronze",
+        not faults,
+        first_few(faults, SHOWN) or good,
+        counts,
+        wrong_rows=True,
+        version=handle.version(),
+        covers=WHOLE if recent is None else NEW,
     )
+
+
+def _rows_of(commits: Sequence[BronzeCommit]) -> dict[str, int]:
+    return {
+        "rows_committed": sum(commit.rows for commit in commits),
+        "quarantined_rows": sum(commit.quarantined for commit in commits),
+        "suppressed_records": sum(commit.suppressed for commit in commits),
+    }
 
 
 def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
     """Number of offsets, or of source files, and the word for it."""
     ranges = [item for c in commits for item in (c.offsets or {}).items()]
-    files = any(split.kind == FILES for split, _ in ranges)
-    read = sum((end - start) // (FILE_ROWS if split.kind == FILES else 1) for split, (start, end) in ranges)
-    return read, "files" if files else "offsets"
+    units = {partition.kind: kind_of(partition.kind).unit for partition, _ in ranges}
+    read = sum((end - start) // units[partition.kind] for partition, (start, end) in ranges)
+    return read, "files" if max(units.values(), default=1) > 1 else "offsets"
 
 
 def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
@@ -258,44 +268,59 @@ def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
 
 
 def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
-    """Faults in the offset ranges: each split's must meet, end at the table's next offset, and hold all records."""
+    """Faults in the offset ranges: each partition's must meet, end at the table's next offset, and hold all records."""
     faults = []
     # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
-    reached: dict[Split, int] = {}
+    reached: dict[Partition, int] = {}
     for commit in commits:
-        ranges = commit.offsets or {}
-        offsets = sum(end - start for start, end in ranges.values())
-        records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
-        if commit.offsets is not None and records > offsets and all(split.kind == KAFKA for split in ranges):
-            faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
-        for split, (start, end) in ranges.items():
-            last = reached.get(split, start)
-            if start != last and (*split[:3], last, start) not in recorded:
+        faults += _too_many_records(commit)
+        for partition, (start, end) in (commit.offsets or {}).items():
+            last = reached.get(partition, start)
+            if start != last and (*partition[:3], last, start) not in recorded:
                 what = "were left out" if start > last else "were read twice"
-                faults.append(f"{split}: offsets {min(start, last)} to {max(start, last)} {what} before batch {commit.batch}")
-            reached[split] = end
-    for split, last in reached.items():
-        if (held := handle.transaction_version(split.app)) != last:
-            faults.append(f"{split}: the commits end at {last}, the table's transaction says {held}")
+                places = f"offsets {min(start, last)} to {max(start, last)}"
+                faults.append(f"{partition}: {places} {what} before batch {commit.batch}")
+            reached[partition] = end
+    return faults + _end_faults(handle, reached)
+
+
+def _end_faults(handle: DeltaTable, reached: Mapping[Partition, int]) -> list[str]:
+    """Faults in the table's next offsets: they must be the ends of the commits."""
+    faults = []
+    for partition, last in reached.items():
+        next_offset = handle.transaction_version(partition.app)
+        if next_offset != last:
+            faults.append(f"{partition}: the commits end at {last}, the table's transaction says {next_offset}")
     return faults
+
+
+def _too_many_records(commit: BronzeCommit) -> list[str]:
+    """A fault if a commit has more records than Kafka's offsets that it read."""
+    ranges = commit.offsets
+    if ranges is None or not all(partition.has_record_offsets for partition in ranges):
+        return []
+    offsets = sum(end - start for start, end in ranges.values())
+    records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
+    return [f"batch {commit.batch} has {records} records of {offsets} offsets"] if records > offsets else []
 
 
 def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> list[str]:
     """Faults in the number of rows of these batches, by the files' statistics: it must be the committed minus the erased."""
-    data = [c for c in commits if c.batch > 0]
-    if not data:
+    with_data = [commit for commit in commits if commit.batch > 0]
+    if not with_data:
         return []
     actions = add_actions(handle)
     if "min._batch" not in actions.column_names:
         return ["the files have no statistics of `_batch`: who wrote them?"] if actions.num_rows else []
-    first = data[0].batch
+    first = with_data[0].batch
     rows = actions.column("num_records")
     inside = _sum(rows, pc.greater_equal(actions.column("min._batch"), first))
     # A compacted file may hold older batches too.
     touching = _sum(rows, pc.fill_null(pc.greater_equal(actions.column("max._batch"), first), True))
-    # An erasure is no older than the batches that it took rows from: those of `data` are all in the history.
-    committed = sum(c.rows for c in data) - sum(rows for batch, rows in erased.items() if batch >= first)
+    # An erasure is no older than the batches that it took rows from: those of `with_data` are all in the history.
+    committed = sum(commit.rows for commit in with_data)
+    committed -= sum(number for batch, number in erased.items() if batch >= first)
     if inside <= committed <= touching:
         return []
     held = f"{inside}" if inside == touching else f"{inside} to {touching}"
@@ -306,12 +331,17 @@ def _sum(rows: pa.ChunkedArray, which: pa.ChunkedArray) -> int:
     return int(pc.sum(rows.filter(which)).as_py() or 0)
 
 
+def _lost_files(table: Table, handle: DeltaTable) -> list[str]:
+    missing = missing_files(table, handle)
+    return [f"{len(missing)} files of the table are missing, among them {missing[0]}"] if missing else []
+
+
 def missing_files(table: Table, handle: DeltaTable) -> list[str]:
     """Files that the log names and the storage does not have."""
     system, prefix = file_system(table)
     named = paths(handle)
-    found = system.get_file_info([prefix + path for path in named])
-    return [path for path, info in zip(named, found, strict=True) if info.type == FileType.NotFound]
+    infos = system.get_file_info([prefix + path for path in named])
+    return [path for path, info in zip(named, infos, strict=True) if info.type == FileType.NotFound]
 
 
 def offsets_unique(pipeline: Pipeline) -> CheckResult:
@@ -319,7 +349,8 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
 
     A replayed record is in both, and its row of quarantine is marked.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or not row_count(bronze):
         return CheckResult(UNIQUE, "bronze", True, "there are no rows in bronze yet", wrong_rows=True)
     wrong = (
@@ -398,9 +429,9 @@ def rows_conserved(pipeline: Pipeline, report: RunReport | None = None) -> Check
     `report`: of the run that has written tables: of bronze only what no earlier check has counted is read (`reconcile`).
     """
     changed = None if report is None else {table.game for table in report.of(Layer.SILVER) if table.game is not None}
-    found = reconcile(pipeline, changed)
-    covers = NEW if found.counted_before else WHOLE
-    return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True, covers=covers)
+    counts = reconcile(pipeline, changed)
+    covers = NEW if counts.counted_before else WHOLE
+    return CheckResult(CONSERVED, "silver", counts.passed, counts.summary(), counts.metadata(), wrong_rows=True, covers=covers)
 
 
 #: Checks of the core; `all_checks` has those of plug-ins, too.

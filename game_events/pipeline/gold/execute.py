@@ -17,15 +17,13 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import and_
-from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -34,28 +32,30 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, StructField, StructType
 
 from game_events.config.names import columns_in, words
-from game_events.errors import QUOTED, ExtensionError, first_line
+from game_events.errors import QUOTED, ExtensionError, GameEventsError, first_line
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.data.staging import StagedWriter, discard
-from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
+from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.tables import Layer, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import COUNT, FIRST, KEY, LAST, FanOut, FanOutResult, merged_partials, stage, written_alone
-from game_events.pipeline.fanout.one_pass import OnePass
-from game_events.pipeline.fanout.rows import FileRows, OldRows
+from game_events.pipeline.fanout import OnePass, write_game_files
 from game_events.pipeline.gold import plan
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commented, has_shipped_columns, silver_columns
-from game_events.pipeline.quality.judging import RuleColumns, RuleSplit
-from game_events.pipeline.quality.validation import require_valid
+from game_events.pipeline.quality.rules import out_of_stack, require_valid, violated
 from game_events.pipeline.silver.stage import run_time_failure
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
 from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
+from game_events.workers.fanout import FanOut
+from game_events.workers.gold import COUNT, FIRST, KEY, LAST, GoldMerge
+from game_events.workers.job import task_numbers
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import FileRows, OldRows
+from game_events.workers.rules import RuleColumns, RuleOutcome
 
 log = logging.getLogger(__name__)
 
@@ -87,37 +87,56 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         WorkerCrashError: a worker's process ended.
         LostFileError: a file of one of the games is gone or damaged.
     """
-    pipeline, aggregate = run.pipeline, run.aggregate
-    new, old = sum(plan.new.rows for plan in plans.values()), sum(plan.old.rows for plan in plans.values())
+    pipeline = run.pipeline
+    aggregate = run.aggregate
+    new = sum(plan.new.rows for plan in plans.values())
+    old = sum(plan.old.rows for plan in plans.values())
     tasks = min(len(plans), 1 + new // TASK_ROWS + old // TASK_OLD_ROWS)
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
     rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS, has_rules=bool(rules.rules))
-    split = RuleSplit(rules) if rules.rules else None
+    outcome = RuleOutcome(rules) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
-    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split, old=kept)
+    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, outcome=outcome, old=kept)
     # One file for each game, which needs no compaction.
     rows = _by_game(rows, tasks)
     try:
         with null_on_error(pipeline.spark) if rules.rules else nullcontext():
-            result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task)
+            result = write_game_files(rows.select("*", *violated(rules)) if rules.rules else rows, task)
     except (PySparkException, Py4JJavaError) as error:
-        if is_crash(error):
-            batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
-            raise crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}") from error
-        lost = lost_file(error, pipeline.lakehouse.root)
-        if lost is not None:
-            raise lost from error
-        overflowed = rules.out_of_stack(error)
-        if (has_shipped_columns(aggregate) and not overflowed) or is_session_lost(error):
+        known = _explained(run, plans, rules, error)
+        if known is None:
             raise
-        raise run_time_failure("; ".join([str(aggregate), *overflowed]), error, pipeline.lakehouse.root) from error
-    strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}
-    if strange:
-        for game, files in result.files.items():
-            discard(task.table(game), files)
-        raise ExtensionError(f"{aggregate} gives rows with other values of `{GAME}` than it was given: {sorted(strange)[:5]}")
+        raise known from error
+    _refuse_other_games(run, plans, task, result)
     return Staged(plans.keys(), result, commented(aggregate, schema), rules)
+
+
+def _explained(run: GoldRun, plans: Mapping[str, GamePlan], rules: RuleColumns, error: Exception) -> GameEventsError | None:
+    """The error to raise for a failed job; None: the same one."""
+    pipeline = run.pipeline
+    aggregate = run.aggregate
+    if is_crash(error):
+        batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
+        return crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}")
+    lost = lost_file(error, pipeline.lakehouse.root)
+    if lost is not None:
+        return lost
+    overflowed = out_of_stack(rules, error)
+    if (has_shipped_columns(aggregate) and not overflowed) or is_session_lost(error):
+        return None
+    return run_time_failure("; ".join([str(aggregate), *overflowed]), error, pipeline.lakehouse.root)
+
+
+def _refuse_other_games(run: GoldRun, plans: Mapping[str, GamePlan], task: FanOut, result: FanOutResult) -> None:
+    """Refuse rows of games that the aggregate was not given; the files are deleted."""
+    refused = {name or "NULL" for names in result.refused.values() for name in names}
+    strange = (set(result.files) - set(plans)) | refused
+    if not strange:
+        return
+    for game, files in result.files.items():
+        discard(task.table(game), files)
+    raise ExtensionError(f"{run.aggregate} gives rows with other values of `{GAME}` than it was given: {sorted(strange)[:5]}")
 
 
 def _aggregated(
@@ -128,39 +147,63 @@ def _aggregated(
     Measures of new rows are merged with gold's of the same keys; an aggregate's function gets all rows of the changed keys.
     `few`: one task reads new rows. `has_rules`: rules are evaluated on the rows, so only those that change may be among them.
     """
-    pipeline, aggregate = run.pipeline, run.aggregate
-    columns, clashes = _columns(pipeline, (plan.silver for plan in plans.values()))
-    keys, measures = [GAME, *map(quoted, aggregate.keys)], aggregate.measures.items()
-    merge = aggregate.mode == "merge"
+    columns, clashes = _columns(run.pipeline, (plan.silver for plan in plans.values()))
     try:
-        if merge:
-            needed = columns_of_measures(aggregate, columns.names)
-            silver = new_rows(pipeline, plans, columns, few=few, needed=needed)
-            rows = silver.groupBy(*keys).agg(*(_named(m.sql, column) for column, m in measures))
-        else:
-            rows = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
-        schema = arrow_schema(rows.drop(GAME), aggregate)
-        files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
-        if not files:
+        rows = _new_aggregates(run, plans, columns, few=few)
+        schema = arrow_schema(rows.drop(GAME), run.aggregate)
+        old = _old_rows(run, plans, schema, has_rules=has_rules)
+        if old is None:
             return rows, schema, None
-        small = frozenset(game for game in files if merge and not has_rules and _is_small(plans[game].old))
-        old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, small)
-        if merge:
-            types = {f.name: f.dataType for f in rows.schema.fields}
-            both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(*keys)
-            rows = both.agg(*(_named(_of_type(m.merged(column), types[column]), column) for column, m in measures))
+        if run.aggregate.mode == "merge":
+            rows = _merged(run.aggregate, rows, old.added_to(_by_game(rows, tasks)))
         return rows, schema, old.without_small()
     except ExtensionError:
         raise
     except Exception as error:
         if is_session_lost(error):
             raise
-        unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        names = ", ".join(n for n in columns.fieldNames() if not n.startswith("_"))
-        raise ExtensionError(
-            f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
-        ) from error
+        raise _misfit(run, columns, clashes, error) from error
+
+
+def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
+    """The aggregate of silver's new rows, or of all rows with their keys."""
+    aggregate = run.aggregate
+    if aggregate.mode != "merge":
+        return _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
+    needed = columns_of_measures(aggregate, columns.names)
+    silver = new_rows(run.pipeline, plans, columns, few=few, needed=needed)
+    measures = [_named(measure.sql, column) for column, measure in aggregate.measures.items()]
+    return silver.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*measures)
+
+
+def _old_rows(run: GoldRun, plans: Mapping[str, GamePlan], schema: pa.Schema, *, has_rules: bool) -> OldRows | None:
+    """The rows of gold that are merged or kept; None: there are none."""
+    aggregate = run.aggregate
+    files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
+    if not files:
+        return None
+    small = frozenset[str]()
+    if aggregate.mode == "merge" and not has_rules:
+        small = frozenset(game for game in files if _is_small(plans[game].old))
+    return OldRows(run.pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, small)
+
+
+def _merged(aggregate: GoldAggregate, new: DataFrame, both: DataFrame) -> DataFrame:
+    """New and old rows with one row for each key."""
+    types = {field.name: field.dataType for field in new.schema.fields}
+    measures = aggregate.measures.items()
+    merged = [_named(_of_type(measure.merged(column), types[column]), column) for column, measure in measures]
+    return both.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*merged)
+
+
+def _misfit(run: GoldRun, columns: StructType, clashes: Mapping[str, list[str]], error: Exception) -> ExtensionError:
+    """The error for an aggregate that does not fit silver's columns."""
+    unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
+    reason = next((line for line in str(error).splitlines() if line.strip()), "")
+    names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
+    return ExtensionError(
+        f"{run.aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
+    )
 
 
 def _is_small(old: FileSelection) -> bool:
@@ -183,16 +226,21 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
     every = {game: plan for game, plan in plans.items() if plan.same_keys is None}
     if not some:
         return new_rows(run.pipeline, every, columns, few=few)
+    rows = _rows_of_same_keys(run, some, columns, few=few)
+    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
+
+
+def _rows_of_same_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
+    """All rows of silver with the keys of new rows; with `_game`."""
     names = {column: f"_changed_{n}" for n, column in enumerate((GAME, *run.aggregate.keys))}
-    changed = new_rows(run.pipeline, some, columns, few=few)
+    changed = new_rows(run.pipeline, plans, columns, few=few)
     changed = changed.select(*(F.col(quoted(column)).alias(name) for column, name in names.items())).distinct()
-    uris = [uri for plan in some.values() if plan.same_keys is not None for uri in plan.same_keys.files]
+    uris = [uri for plan in plans.values() if plan.same_keys is not None for uri in plan.same_keys.files]
     rows = read_files(run.pipeline.spark, uris, columns)
     rows = rows.withColumn(GAME, F.col(quoted(run.pipeline.settings.entity_column)))
     # NULL is a key, too.
     same = reduce(and_, (F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in names.items()))
-    rows = rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
-    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
+    return rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
@@ -218,6 +266,12 @@ def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:
     rows = aggregate.function(silver) if aggregate.function is not None else None
     if not isinstance(rows, DataFrame):
         raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")
+    _require_columns(aggregate, rows)
+    return rows
+
+
+def _require_columns(aggregate: GoldAggregate, rows: DataFrame) -> None:
+    """Refuse a function's rows without the game and the keys, or with columns that no table can have."""
     lost = [c for c in (GAME, *aggregate.keys) if c not in rows.columns]
     if lost:
         raise ExtensionError(
@@ -229,7 +283,6 @@ def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:
         raise ExtensionError(f"{aggregate} gives columns {', '.join(map(repr, bad))}: name them by {COLUMN_PATTERN}")
     if dict(rows.dtypes)[GAME] != "string":
         raise ExtensionError(f"{aggregate} gives `{GAME}` as {dict(rows.dtypes)[GAME]}: keep it as it is")
-    return rows
 
 
 #: The column that names the game while rows of several games are in one plan.
@@ -238,14 +291,17 @@ GAME = "_game"
 #: Spark's column about a row's file, which no schema has.
 HIDDEN = "_metadata"
 
-_NAME, _FROM = "_limit_game", "_limit_batch"
+_NAME = "_limit_game"
+_FROM = "_limit_batch"
 
 #: Rows of silver for each task. One task needs no shuffle, which costs some 100 ms.
 TASK_ROWS = 250_000
 
 #: Processor time, in seconds: what a worker saves of Spark's on opening a file, what it spends more on a row, and what reading
 #: in both ways costs a plan.
-OPEN_S, ROW_S, BOTH_S = 0.002, 5e-7, 0.3
+OPEN_S = 0.002
+ROW_S = 5e-7
+BOTH_S = 0.3
 
 #: Rows of a file up to which a worker reads it at less cost than Spark.
 SMALL_FILE_ROWS = int(OPEN_S / ROW_S)
@@ -259,12 +315,14 @@ def new_rows(
     `few`: in one task. `needed`: the columns that the plan uses, if they are known: the others are left out. Workers read all
     columns that they are given, so without these names Spark reads all files.
     """
-    spark, entity = pipeline.spark, pipeline.settings.entity_column
+    spark = pipeline.spark
+    entity = pipeline.settings.entity_column
+    files = {game: plan.new for game, plan in plans.items()}
     if needed is None:
-        rows = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
+        rows = read_files(spark, _uris(files), columns)
     else:
         columns = StructType([f for f in columns.fields if f.name in {*needed, entity, "_batch"}])
-        rows = _by_size_of_file(pipeline, {game: plan.new for game, plan in plans.items()}, columns, few=few)
+        rows = _by_size_of_file(pipeline, files, columns, few=few)
     if not all(plan.new.exact for plan in plans.values()):
         limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
         bounds = F.broadcast(spark.createDataFrame(limits))
@@ -273,20 +331,27 @@ def new_rows(
     return rows.coalesce(1) if few else rows
 
 
+def _uris(files: Mapping[str, FileSelection]) -> list[str]:
+    return [uri for of_game in files.values() for uri in of_game.files]
+
+
 def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], columns: StructType, *, few: bool) -> DataFrame:
     """Rows of the games' files with these columns."""
-    small, large, count = list[FilePart](), list[str](), 0
+    small: list[FilePart] = []
+    large: list[str] = []
+    count = 0
     for game, of_game in files.items():
         light, heavy = of_game.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
         small += (FilePart(silver_name(game), path) for path in light.paths)
         large += heavy.files
         count += light.rows
     if not small or (large and len(small) * OPEN_S - count * ROW_S < BOTH_S):
-        return read_files(pipeline.spark, [uri for of_game in files.values() for uri in of_game.files], columns)
+        return read_files(pipeline.spark, _uris(files), columns)
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
-    schema, tasks = pa.schema(Schema.from_json(columns.json())), 1 if few else 1 + count // TASK_ROWS
+    schema = pa.schema(Schema.from_json(columns.json()))
+    tasks = 1 if few else 1 + count // TASK_ROWS
     read = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True)
-    rows = read.numbers(pipeline.spark).mapInArrow(read, columns)
+    rows = read.rows(pipeline.spark, columns)
     return rows.union(read_files(pipeline.spark, large, columns)) if large else rows
 
 
@@ -303,60 +368,25 @@ def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set
 MEASURES = {COUNT: plan.COUNT, FIRST: plan.FIRST, LAST: plan.LAST}
 
 
-@dataclass(frozen=True)
-class GoldMerge(WorkerJob[FanOutResult]):
-    """Merges partial rows with old ones and writes each game's file; picklable.
-
-    Attributes:
-        old: the games' old rows, with gold's columns.
-        rows: partial rows of all games, with the names of gold's columns; a key more than once.
-        parts: game -> start and length of its partial rows.
-        tasks: the games of each task.
-    """
-
-    result: ClassVar[type] = FanOutResult
-    old: OldRows
-    rows: pa.Table
-    parts: Mapping[str, tuple[int, int]]
-    tasks: Sequence[Sequence[str]]
-
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
-        """Write the files of the games of these tasks."""
-        result = FanOutResult()
-        for number in (n for batch in batches for n in batch.column(0).to_pylist()):
-            for game in self.tasks[number]:
-                written_alone(result, game, self.old.lakehouse.gold(game), partial(self._write, result, game))
-        return result
-
-    def _write(self, result: FanOutResult, game: str) -> None:
-        lakehouse, schema = self.old.lakehouse, self.old.schema
-        new = self.rows.slice(*self.parts[game])
-        writer = StagedWriter(lakehouse.gold(game), schema, game, short_lived=True)
-        changed = [new]
-        if game in self.old.files:
-            for rows, found in self.old.matched(game, new.select(self.old.keys)):
-                changed.append(rows.filter(found))
-                writer.write(rows.filter(pc.invert(found)))
-        partial_rows = [rows.rename_columns([KEY, *MEASURES]) for rows in changed]
-        writer.write(merged_partials(partial_rows, (KEY,)).rename_columns(schema.names).cast(schema))
-        result.files[game] = writer.close()
-
-
 def taken_partials(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | None) -> dict[str, pa.Table]:
     """Game -> partial rows of exactly the rows of silver that its plan reads; without the games that need Spark's aggregate."""
     if one_pass is None or not run.built_in or not has_shipped_columns(run.aggregate):
         return {}
-    found = {game: one_pass.take_partial(game, plan.new) for game, plan in plans.items()}
-    if RuleColumns.of(run.pipeline.rules, "gold", GAME).rules:
+    fitting: dict[str, pa.Table] = {}
+    for game, of_game in plans.items():
+        rows = one_pass.take_partial(game, of_game.new)
+        if rows is not None and _fits(run, of_game, rows):
+            fitting[game] = rows
+    if not fitting or RuleColumns.of(run.pipeline.rules, "gold", GAME).rules:
         return {}
-    fitting = {game: rows for game, rows in found.items() if rows is not None and _fits(run, plans[game], rows)}
-    types = next((rows.schema for rows in fitting.values()), None)
-    return {game: rows for game, rows in fitting.items() if rows.schema == types}
+    first = next(iter(fitting.values()))
+    return {game: rows for game, rows in fitting.items() if rows.schema == first.schema}
 
 
 def _fits(run: GoldRun, plan: GamePlan, rows: pa.Table) -> bool:
     """Whether silver's and gold's tables have the types of the partial rows."""
-    settings, wanted = run.pipeline.settings, _schema(run, rows)
+    settings = run.pipeline.settings
+    wanted = _schema(run, rows)
     silver = pa.schema(plan.silver.schema())
     pairs = ((settings.key_column, KEY), (settings.time_column, FIRST))
     if any(name not in silver.names or silver.field(name).type != rows.schema.field(own).type for name, own in pairs):
@@ -375,24 +405,26 @@ def _schema(run: GoldRun, rows: pa.Table) -> pa.Schema:
     return pa.schema([*own, *(pa.field(name, types.field(part).type) for part, name in MEASURES.items())])
 
 
-def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], found: Mapping[str, pa.Table]) -> Staged | None:
+def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], partials: Mapping[str, pa.Table]) -> Staged | None:
     """Write the files of these games, whose partial rows have the same types; None: the job failed, Spark's has to do it."""
-    pipeline, lakehouse = run.pipeline, run.pipeline.lakehouse
-    schema = _schema(run, next(iter(found.values())))
-    start, parts = 0, dict[str, tuple[int, int]]()
-    for game, rows in found.items():
+    pipeline = run.pipeline
+    lakehouse = pipeline.lakehouse
+    schema = _schema(run, next(iter(partials.values())))
+    start = 0
+    parts = dict[str, tuple[int, int]]()
+    for game, rows in partials.items():
         parts[game] = (start, rows.num_rows)
         start += rows.num_rows
-    together = pa.concat_tables(found.values()).rename_columns(schema.names).combine_chunks()
-    files = {game: plans[game].old.paths for game in found if plans[game].old.files}
+    together = pa.concat_tables(partials.values()).rename_columns(schema.names).combine_chunks()
+    files = {game: plans[game].old.paths for game in partials if plans[game].old.files}
     old = OldRows(lakehouse, run.aggregate.name, GAME, run.aggregate.keys, schema, files)
-    old_rows = sum(plans[game].old.rows for game in found)
+    old_rows = sum(plans[game].old.rows for game in partials)
     tasks = 1 + old_rows // TASK_OLD_ROWS
-    largest_first = sorted(found, key=lambda game: -plans[game].old.rows)
+    largest_first = sorted(partials, key=lambda game: -plans[game].old.rows)
     job = GoldMerge(old, together, parts, dealt(largest_first, tasks))
     try:
         result = FanOutResult.sum(job.collect(task_numbers(pipeline.spark, len(job.tasks))))
     except (PySparkException, Py4JJavaError) as error:
         log.warning("gold=read_from_silver error=%r", first_line(error))
         return None
-    return Staged(found.keys(), result, commented(run.aggregate, schema), RuleColumns.of((), "gold", GAME))
+    return Staged(partials.keys(), result, commented(run.aggregate, schema), RuleColumns.of((), "gold", GAME))

@@ -92,13 +92,14 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str]) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason."""
-    bronze, known = run.pipeline.open_bronze(), key_and_time(run.pipeline).names
+    bronze = run.pipeline.open_bronze()
+    known = key_and_time(run.pipeline).names
     # Arrow does not compare structs: the workers could not find such a key in the old files. Of bronze's columns, too: the rows
     # of a game's table that lacks a column are read with it.
     nested = _nested(bronze)
-    found = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game)))
-    plans = {game: item for game, item in found.items() if isinstance(item, GamePlan)}
-    return plans, {game: item for game, item in found.items() if isinstance(item, str)}
+    planned = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game)))
+    plans = {game: item for game, item in planned.items() if isinstance(item, GamePlan)}
+    return plans, {game: item for game, item in planned.items() if isinstance(item, str)}
 
 
 def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: str) -> GamePlan | None:
@@ -106,36 +107,64 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
 
     None if gold has all rows of silver, or silver is missing or has rows of another bronze.
     """
-    aggregate, settings = run.aggregate, run.pipeline.settings
-    tables, lakehouse = run.pipeline.tables, run.pipeline.lakehouse
+    aggregate = run.aggregate
+    tables = run.pipeline.tables
+    lakehouse = run.pipeline.lakehouse
     # In this order: gold that followed a change of silver between the two reads has made a commit since.
     gold = tables.open(lakehouse.gold(game, aggregate.name))
     silver = tables.open(lakehouse.silver(game))
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
+    taken = txn(gold, silver_app(silver))
+    again = _is_made_again(run, gold, taken)
+    if taken == batch and not again:
+        return None
+    _require_columns(run, names_of(silver) | set(known))
+    keys_are_nested = not (nested | _nested(silver)).isdisjoint(aggregate.keys)
+    full = again or aggregate.mode == "recompute" or keys_are_nested
+    return _of_tables(run, game, silver, gold, batch, full=full)
+
+
+def _of_tables(run: GoldRun, game: str, silver: DeltaTable, gold: DeltaTable | None, batch: int, *, full: bool) -> GamePlan:
+    """The plan from these versions; `batch`: last bronze batch of silver's rows; `full`: all of them are aggregated."""
     app = silver_app(silver)
     taken = txn(gold, app)
-    declared, definition = declared_in(gold, aggregate), definition_for(gold, aggregate)
+    above = 0 if full else int(taken or 0)
+    return GamePlan(
+        game,
+        silver,
+        gold,
+        app,
+        taken,
+        batch,
+        full,
+        commits=txn(gold, Txn.COMMITS),  # read now: during a long job the log may lose what the commit needs
+        above=above,
+        new=selection(silver, above),
+        old=FileSelection("", ()) if gold is None or full else selection(gold),
+        same_keys=selection(silver) if run.aggregate.mode == "by_key" and not full else None,
+    )
+
+
+def _is_made_again(run: GoldRun, gold: DeltaTable | None, taken: int | None) -> bool:
+    """Whether all rows of a game's table are made again; DataError if the aggregate has not made the table."""
+    aggregate = run.aggregate
+    declared = declared_in(gold, aggregate)
+    definition = definition_for(gold, aggregate)
     if gold is not None and definition is not None and declared is None and not run.built_in:
         raise DataError(
             f"{gold.table_uri} is there, but {aggregate} did not make it: move that table away, or rename the aggregate"
         )
-    again = run.full or taken is None or declared != definition or (gold is not None and restored(gold))
-    if taken == batch and not again:
-        return None
-    there = names_of(silver) | set(known)
-    missing = ", ".join(repr(c) for c in (settings.key_column, settings.time_column) if c not in there)
-    if missing and has_shipped_columns(aggregate):  # Spark names those that custom aggregates lack
-        raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
-    full = again or aggregate.mode == "recompute" or not (nested | _nested(silver)).isdisjoint(aggregate.keys)
-    above = 0 if full else int(taken or 0)
-    old = FileSelection("", ()) if gold is None or full else selection(gold)
-    new = selection(silver, above)
-    same_keys = selection(silver) if aggregate.mode == "by_key" and not full else None
-    # Read now: during a long job the log may lose what the commit needs.
-    commits = txn(gold, Txn.COMMITS)
-    return GamePlan(game, silver, gold, app, taken, batch, full, commits, above, new, old, same_keys)
+    return run.full or taken is None or declared != definition or (gold is not None and restored(gold))
+
+
+def _require_columns(run: GoldRun, there: Collection[str]) -> None:
+    """Refuse a game without the columns of the key and the time; Spark names those that custom aggregates lack."""
+    settings = run.pipeline.settings
+    missing = [repr(column) for column in (settings.key_column, settings.time_column) if column not in there]
+    if missing and has_shipped_columns(run.aggregate):
+        raise DataError(f"silver has no column {', '.join(missing)}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
 
 
 def _nested(table: DeltaTable | None) -> frozenset[str]:
@@ -153,11 +182,12 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     Raises:
         DataError: the aggregate gives other types than the table has; the files are deleted.
     """
-    aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
-    declared, definition = declared_in(gold, aggregate), definition_for(gold, aggregate)
-    # A change of the setting asks for other columns, as a full refresh does; a declaration in code may change types unnoticed.
-    asked = run.full or (run.built_in and declared != definition)
-    other = changed_types(gold, schema) if gold is not None and definition is not None and not asked else []
+    aggregate = run.aggregate
+    gold = plan.gold
+    table = run.pipeline.lakehouse.gold(plan.game, aggregate.name)
+    declared = declared_in(gold, aggregate)
+    definition = definition_for(gold, aggregate)
+    other = _changed_types(run, gold, schema)
     if other:
         discard(table, files)
         raise DataError(
@@ -170,9 +200,13 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     if definition is not None:
         # A run with another declaration must not be merged with.
         app = Txn.AGGREGATE.of(aggregate.name)
-        expected[app], advance[app] = declared, definition
+        expected[app] = declared
+        advance[app] = definition
     words = run.pipeline.settings.names
-    of = f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
+    whose = f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
+    info = {BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
+    if aggregate.definition:
+        info["definition"] = aggregate.definition
     return Commit(
         table,
         schema,
@@ -187,23 +221,34 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         reshape=plan.full,  # all rows are new: columns may go
         # Without a new row of this game its files stay.
         rewritten=frozenset(plan.old.paths if files else ()),
-        info={BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
-        | ({"definition": aggregate.definition} if aggregate.definition else {}),
-        description=f"{of}: {aggregate.description}"[:1_000],
+        info=info,
+        description=f"{whose}: {aggregate.description}"[:1_000],
     )
+
+
+def _changed_types(run: GoldRun, gold: DeltaTable | None, schema: pa.Schema) -> list[str]:
+    """Columns that get another type unasked: a declaration in code may change types unnoticed.
+
+    A change of the setting asks for other columns, as a full refresh does.
+    """
+    definition = definition_for(gold, run.aggregate)
+    if gold is None or definition is None or run.full:
+        return []
+    asked = run.built_in and declared_in(gold, run.aggregate) != definition
+    return [] if asked else changed_types(gold, schema)
 
 
 def key_and_time(pipeline: Pipeline) -> StructType:
     """Bronze's key and time columns: NULL for a game without rows since they exist, or with values of other types only."""
     bronze = pipeline.open_bronze()
     columns = spark_schema(bronze.schema()) if bronze is not None else StructType()
-    found = []
+    fields = []
     for kept in key_and_time_kept(pipeline.settings).values():
         if kept.column in columns.names:
-            found.append(columns[kept.column])
+            fields.append(columns[kept.column])
         elif kept.kind in _TYPES and any(is_of_any_kind(name, kept.column) for name in columns.names):
-            found.append(StructField(kept.column, _TYPES[kept.kind]))  # other types only in bronze
-    return StructType(found)
+            fields.append(StructField(kept.column, _TYPES[kept.kind]))  # other types only in bronze
+    return StructType(fields)
 
 
 def silver_columns(pipeline: Pipeline) -> StructType:
@@ -211,14 +256,17 @@ def silver_columns(pipeline: Pipeline) -> StructType:
     bronze = pipeline.open_bronze()
     if bronze is None or not has_decoded_columns(bronze):
         return StructType()
-    found, known = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema)), key_and_time(pipeline)
-    return StructType([*known.fields, *(f for f in found.fields if f.name not in known.names)])
+    base = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema))
+    known = key_and_time(pipeline)
+    return StructType([*known.fields, *(f for f in base.fields if f.name not in known.names)])
 
 
 #: The definition of a table that was reset to the default columns; others are hashes.
 DEFAULT_DEFINITION = 0
 
-COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
+COUNT = "session_count"
+FIRST = "min_timestamp"
+LAST = "max_timestamp"
 
 
 def player_agg(settings: Settings) -> GoldAggregate:
@@ -298,7 +346,8 @@ def _aggregated(silver: DataFrame, keys: tuple[str, ...], columns: Mapping[str, 
 
 def due(aggregate: GoldAggregate, state: Progress) -> bool:
     """Whether an aggregate's interval has passed since its last commit; a changed declaration is due at once."""
-    mark, every = state.marks.get(aggregate.layer, Mark()), aggregate.interval_s
+    mark = state.marks.get(aggregate.layer, Mark())
+    every = aggregate.interval_s
     if mark.definition != scope(aggregate) or every is None or mark.committed_at is None:
         return True
     return not mark.committed_at <= time.time() < mark.committed_at + every
@@ -339,28 +388,33 @@ SHOWN = 20
 
 def looked_at(settings: Settings) -> dict[str, str]:
     """Column of gold that is NULL where a key or time of silver is -> the setting with silver's column."""
-    found = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
-    return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
+    settings_of = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
+    return settings_of | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
 
 
 def null_notices(
     settings: Settings, columns: Mapping[str, str], game: str, files: Collection[StagedFile], silver: DeltaTable
 ) -> list[str]:
     """Notices for a game without any key, or time, in its new gold files; `columns`: see `looked_at`; `silver`: its table."""
-    stats = [json.loads(f.stats) for f in files if f.rows]
+    stats = [json.loads(file.stats) for file in files if file.rows]
     sentences = []
     for column, setting in columns.items():
-        if not stats or any(s["nullCount"].get(column) != s["numRecords"] for s in stats):
+        if not stats or any(of_file["nullCount"].get(column) != of_file["numRecords"] for of_file in stats):
             continue
         wanted = settings.key_column if column == settings.key_column else settings.time_column
-        names = (f.name for f in silver.schema().fields)
-        others = ", ".join(sorted(c for c in names if c != wanted and is_of_any_kind(c, wanted)))
-        elsewhere = f" There are columns of other kinds: {others} (docs/decoding.md)." if others else ""
+        others = _of_other_kinds(silver, wanted)
+        elsewhere = f" There are columns of other kinds: {', '.join(others)} (docs/decoding.md)." if others else ""
         sentences.append(
             f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "
             f"If its producers call it something else: {setting}"
         )
     return sentences
+
+
+def _of_other_kinds(silver: DeltaTable, wanted: str) -> list[str]:
+    """Columns of silver that have the values of a column in other types."""
+    names = (field.name for field in silver.schema().fields)
+    return sorted(name for name in names if name != wanted and is_of_any_kind(name, wanted))
 
 
 def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:

@@ -19,7 +19,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.system_tables import Mark, Progress
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.execute import Staged, execute, merge_partials, taken_partials
 from game_events.pipeline.gold.plan import (
     GamePlan,
@@ -32,7 +32,7 @@ from game_events.pipeline.gold.plan import (
     player_agg,
     scope,
 )
-from game_events.pipeline.quality.judging import failed_rules
+from game_events.pipeline.quality.rules import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.failures import run_with_bisection
@@ -57,12 +57,14 @@ def refresh_gold(
     Returns:
         game -> why it failed.
     """
-    began, not_replaced = time.monotonic(), not_replaced or {}
+    began = time.monotonic()
+    not_replaced = not_replaced or {}
     bronze = pipeline.open_bronze()
     if bronze is None:
         return {}
     run = GoldRun(pipeline, aggregate or player_agg(pipeline.settings), BronzeIdentity.of(bronze), full)
-    layer, key = run.aggregate.layer, run.bronze.key
+    layer = run.aggregate.layer
+    key = run.bronze.key
     state = pipeline.progress.read(key)
     if state.marks.get(layer, Mark()).definition != scope(run.aggregate):
         # Before any commit: after a crash, a run with the declaration of before must not trust its low watermark.
@@ -75,7 +77,7 @@ def refresh_gold(
     # Gold lacks what silver lacks: the low watermark does not cover these games.
     pending = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table") | failed | dict(not_replaced)
     if games is None:
-        committed = any(t.layer == layer and t.error is None for t in report.tables)
+        committed = any(table.error is None for table in report.of(layer))
         pipeline.progress.update(key, partial(_progress_of_all, run.aggregate, state, pending, committed))
     elif failed or state.failed_in(layer) & games:
         pipeline.progress.update(key, partial(_progress_of_some, layer, state, pending, games))
@@ -101,23 +103,34 @@ def refresh_own_gold(
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     postponed = []
-    for aggregate in pipeline.extensions.aggregates:
-        if chosen is not None and aggregate.layer not in chosen:
-            continue
+    for aggregate in _own_aggregates(pipeline, chosen):
         if ignore_intervals or due(aggregate, state):
-            games, failed = (chosen or {}).get(aggregate.layer), (not_replaced or {}).get(aggregate.layer)
+            games = (chosen or {}).get(aggregate.layer)
+            failed = (not_replaced or {}).get(aggregate.layer)
             refresh_gold(pipeline, report, games, aggregate=aggregate, not_replaced=failed)
-        elif state.floor(aggregate.layer) < state.floor(Layer.SILVER) or state.failed_in(aggregate.layer):
+        elif _has_pending(aggregate, state):
             postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
     report.add(GoldResult(postponed=postponed))
+
+
+def _own_aggregates(pipeline: Pipeline, layers: Collection[str] | None) -> list[GoldAggregate]:
+    """The custom aggregates of these layers; None: all of them."""
+    return [own for own in pipeline.extensions.aggregates if layers is None or own.layer in layers]
+
+
+def _has_pending(aggregate: GoldAggregate, state: Progress) -> bool:
+    """Whether an aggregate lacks rows of silver."""
+    return state.floor(aggregate.layer) < state.floor(Layer.SILVER) or bool(state.failed_in(aggregate.layer))
 
 
 def _progress_of_all(
     aggregate: GoldAggregate, seen: Progress, failed: Mapping[str, str], committed: bool, now: Progress
 ) -> Progress:
     """The progress `now`, after a run over every game that began with the progress `seen`."""
-    layer, mark, target = aggregate.layer, now.marks.get(aggregate.layer, Mark()), seen.floor(Layer.SILVER)
+    layer = aggregate.layer
+    mark = now.marks.get(layer, Mark())
+    target = seen.floor(Layer.SILVER)
     own = {game: why for game, why in failed.items() if aggregate.applies_to(game)}
     if now.floor(layer) < seen.floor(layer):
         target = 0  # the low watermark was lost, and with it the failures that it did not cover
@@ -125,15 +138,15 @@ def _progress_of_all(
         return now.done(layer, target, failed=own, seen=seen)
     if mark.definition != scope(aggregate):
         target = 0  # a concurrent run has another declaration: each table may have either
-    at = time.time() if committed else mark.committed_at
-    return now.marked(layer, Mark(scope(aggregate), at)).done(layer, target, failed=own, seen=seen)
+    committed_at = time.time() if committed else mark.committed_at
+    return now.marked(layer, Mark(scope(aggregate), committed_at)).done(layer, target, failed=own, seen=seen)
 
 
 def _progress_of_some(layer: str, seen: Progress, failed: Mapping[str, str], games: Collection[str], now: Progress) -> Progress:
     """The progress `now`, after a run over some games: the other games' failures stay, and all that were noted since `seen`."""
     cleared = set() if now.floor(layer) > seen.floor(layer) else set(games)
     since = {k for k, why in now.failed.items() if seen.failed.get(k) != why}
-    others = {g: why for (at, g), why in now.failed.items() if at == layer and (g not in cleared or (at, g) in since)}
+    others = {g: why for (place, g), why in now.failed.items() if place == layer and (g not in cleared or (place, g) in since)}
     return now.done(layer, now.floor(layer), failed=others | {g: why for g, why in failed.items() if g in games})
 
 
@@ -147,29 +160,39 @@ def _refresh(
 ) -> dict[str, str]:
     """Passes over the games until none lost a commit conflict, or attempts run out; returns failed game -> reason."""
     aggregate = run.aggregate
-    if games is None:
-        changed = {g for g, batch in state.games.items() if run.full or batch > state.floor(aggregate.layer)}
-        games = changed | state.failed_in(aggregate.layer)
-    retry = {game for game in games if aggregate.applies_to(game) and game not in without}
+    retry = {
+        game
+        for game in (_changed(run, state) if games is None else games)
+        if aggregate.applies_to(game) and game not in without
+    }
     # Games that failed have a job of their own: their rows may be why.
     apart = state.failed_in(aggregate.layer)
     failed: dict[str, str] = {}
     for _ in range(GAME_ATTEMPTS):
-        parts, retry = [part for part in (retry - apart, retry & apart) if part], set()
+        parts = [part for part in (retry - apart, retry & apart) if part]
+        retry = set()
         for part in parts:
             results, crashed = run_with_bisection(
                 part, partial(_pass, run, report, one_pass), aggregate.asset, run.pipeline.on_progress
             )
-            retry |= set[str]().union(*(result.again for result in results))
             for result in results:
+                retry |= result.again
                 failed |= result.failed
             failed |= crashed
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
 
 
+def _changed(run: GoldRun, state: Progress) -> set[str]:
+    """Games with news since the last refresh, or that failed in it."""
+    layer = run.aggregate.layer
+    changed = {game for game, batch in state.games.items() if run.full or batch > state.floor(layer)}
+    return changed | state.failed_in(layer)
+
+
 def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Collection[str]) -> Committed:
     """Plan, execute and commit some games."""
-    pipeline, settings = run.pipeline, run.pipeline.settings
+    pipeline = run.pipeline
+    settings = pipeline.settings
     plans, failed = plan_games(run, games)
     if not plans:
         return Committed(failed=failed)
@@ -192,12 +215,12 @@ def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Coll
 
 def _staged(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | None) -> list[Staged]:
     """The staged files of all games: Spark's, and those of games with partial rows."""
-    found = taken_partials(run, plans, one_pass)
-    others = {game: plan for game, plan in plans.items() if game not in found}
+    partials = taken_partials(run, plans, one_pass)
+    others = {game: plan for game, plan in plans.items() if game not in partials}
     parts = [execute(run, others)] if others else []
-    if found and one_pass is not None:
-        some = {game: plans[game] for game in found}
-        merged = merge_partials(run, some, found)
+    if partials and one_pass is not None:
+        some = {game: plans[game] for game in partials}
+        merged = merge_partials(run, some, partials)
         one_pass.merged += len(some) if merged is not None else 0
         parts.append(execute(run, some) if merged is None else merged)
     return parts
@@ -205,9 +228,13 @@ def _staged(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | Non
 
 def _committed(run: GoldRun, report: RunReport, plans: Mapping[str, GamePlan], parts: Iterable[Staged]) -> Committed:
     """Commit the staged files, and report what has changed."""
-    pipeline, lakehouse, settings = run.pipeline, run.pipeline.lakehouse, run.pipeline.settings
-    of, columns = "" if run.built_in else f"{run.aggregate.name}:", looked_at(settings)
-    failed, staged_of = dict[str, str](), dict[str, Staged]()
+    pipeline = run.pipeline
+    lakehouse = pipeline.lakehouse
+    settings = pipeline.settings
+    prefix = "" if run.built_in else f"{run.aggregate.name}:"
+    columns = looked_at(settings)
+    failed = dict[str, str]()
+    staged_of = dict[str, Staged]()
     for staged in parts:
         _fail_by_rules(run, report, staged)
         failed |= staged.result.failed
@@ -216,10 +243,13 @@ def _committed(run: GoldRun, report: RunReport, plans: Mapping[str, GamePlan], p
         game: partial(commit_of, run, plans[game], staged.schema, staged.result.files.get(game, []))
         for game, staged in staged_of.items()
     }
-    committed = commit_games(commits, "gold_game_committed", settings, of)
+    committed = commit_games(commits, "gold_game_committed", settings, prefix)
     for game, landed in sorted(committed.landed.items()):
-        plan, staged, table = plans[game], staged_of[game], lakehouse.gold(game, run.aggregate.name)
-        new, counts = plan.gold is None, staged.result.counts.get(game)
+        plan = plans[game]
+        staged = staged_of[game]
+        table = lakehouse.gold(game, run.aggregate.name)
+        new = plan.gold is None
+        counts = staged.result.counts.get(game)
         report.add_landed(run.aggregate.layer, table, landed, staged.schema, plan.batch, game, new=new, counts=counts)
         if run.built_in:
             report.warn(*null_notices(settings, columns, game, staged.result.files.get(game, []), plan.silver))
@@ -240,7 +270,8 @@ def _note_replaced(run: GoldRun, games: set[str]) -> None:
 
 def _fail_by_rules(run: GoldRun, report: RunReport, staged: Staged) -> None:
     """Delete the files of games that violate a rule with the action `fail`."""
-    result, rules = staged.result, staged.rules.rules
+    result = staged.result
+    rules = staged.rules.rules
     for game, counts in result.counts.items():
         broken = failed_rules(rules, counts)
         if broken is not None:

@@ -17,6 +17,7 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, DataError, GameEventsError
+from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, comments_in, commit, retry_on_conflict
 from game_events.lakehouse.commits.evolution import changed_types
@@ -26,7 +27,7 @@ from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Progress
-from game_events.lakehouse.tables import UNIFIED, Layer, files_of, game_of_gold, is_game, paths, table_id, version_of
+from game_events.lakehouse.tables import UNIFIED, Layer, Table, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.plan import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
@@ -80,27 +81,72 @@ def gold_app(gold: DeltaTable) -> str:
 
 def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedPlan:
     """Compare the games that may have changed; or all games, if the table's `txn` do not tell what its rows are."""
-    unified, aggregate = pipeline.tables.open(pipeline.lakehouse.table(UNIFIED)), player_agg(pipeline.settings)
-    reshaped = unified is not None and not is_current(unified, aggregate)
-    replaced = unified is not None and (full or reshaped or not is_partitioned(pipeline, unified))
-    # `pending` may have games that progress does not know: of a replaced bronze.
-    names = state.failed_in(Layer.UNIFIED) | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)}
-    whole = full or unified is None or reshaped or restored(unified) or (replaced and bool(names))
+    unified = pipeline.tables.open(pipeline.lakehouse.table(UNIFIED))
+    aggregate = player_agg(pipeline.settings)
+    names = _changed(state)
+    replaced, whole = _extent(pipeline, unified, aggregate, names, full=full)
     if whole:
-        # Games of a replaced bronze keep their tables.
-        names = state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None and is_game(g)}
-    found = for_games(sorted(names), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
-    golds = {g: gold for g, gold in found.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
-    unread = {game: why for game, why in found.items() if isinstance(why, str)}
-    copies: dict[str, set[str]] = defaultdict(set)
-    for path in paths(unified) if unified is not None and not replaced else ():
-        copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
+        names = state.games.keys() | _with_gold(pipeline)
+    opened = for_games(sorted(names), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
+    unread = _unread(opened)
+    golds = _current(opened, aggregate)
+    copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
     games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
     # Without any gold the rows stay.
-    lost = copies.keys() - golds.keys() - unread.keys() if whole and golds else ()
-    gone = {path for game in lost for path in copies[game]}
-    differing = {game: found for game, found in games.items() if found is not None}
-    return UnifiedPlan(unified, replaced, whole, differing, frozenset(gone), unread)
+    gone = _of_others(copies, golds.keys() | unread.keys()) if whole and golds else frozenset[str]()
+    return UnifiedPlan(unified, replaced, whole, _differing(games), gone, unread)
+
+
+def _current(opened: Mapping[str, DeltaTable | str | None], aggregate: GoldAggregate) -> dict[str, DeltaTable]:
+    """The tables that were opened, and are of the present declaration."""
+    tables = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable)}
+    return {game: gold for game, gold in tables.items() if is_current(gold, aggregate)}
+
+
+def _extent(
+    pipeline: Pipeline, unified: DeltaTable | None, aggregate: GoldAggregate, changed: Collection[str], *, full: bool
+) -> tuple[bool, bool]:
+    """`replaced` and `whole` of the plan."""
+    if unified is None:
+        return False, True
+    reshaped = not is_current(unified, aggregate)
+    replaced = full or reshaped or not is_partitioned(pipeline, unified)
+    # It may have games that progress does not know: of a replaced bronze.
+    return replaced, full or reshaped or restored(unified) or (replaced and bool(changed))
+
+
+def _unread(opened: Mapping[str, DeltaTable | str | None]) -> dict[str, str]:
+    """Game with unreadable gold -> reason."""
+    return {game: why for game, why in opened.items() if isinstance(why, str)}
+
+
+def _of_others(copies: Mapping[str, set[str]], games: Collection[str]) -> frozenset[str]:
+    """Paths of the files of all other games."""
+    return frozenset[str]().union(*(of_game for game, of_game in copies.items() if game not in games))
+
+
+def _changed(state: Progress) -> set[str]:
+    """Games with news since the last refresh, or that failed in it."""
+    floor = state.floor(Layer.UNIFIED)
+    return state.failed_in(Layer.UNIFIED) | {game for game, batch in state.games.items() if batch > floor}
+
+
+def _differing(games: Mapping[str, ComparedGame | None]) -> dict[str, ComparedGame]:
+    return {game: compared for game, compared in games.items() if compared is not None}
+
+
+def _with_gold(pipeline: Pipeline) -> set[str]:
+    """Games that have a gold table; those of a replaced bronze keep theirs."""
+    games = map(game_of_gold, pipeline.lakehouse.names())
+    return {game for game in games if game is not None and is_game(game)}
+
+
+def _copies(pipeline: Pipeline, unified: DeltaTable) -> Mapping[str, set[str]]:
+    """Game -> the unified table's files with its rows."""
+    copies = defaultdict[str, set[str]](set)
+    for path in paths(unified):
+        copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
+    return copies
 
 
 def is_partitioned(pipeline: Pipeline, unified: DeltaTable) -> bool:
@@ -119,19 +165,28 @@ def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[s
     return ComparedGame(gold, missing, outdated)
 
 
+def _schema_texts(plan: UnifiedPlan) -> list[str]:
+    """The different schemas of gold, as JSON, and that of the unified table if files of it stay."""
+    tables = [game.gold for game in plan.games.values()]
+    if plan.unified is not None and not plan.replaced:
+        tables.append(plan.unified)
+    return list(dict.fromkeys(table.schema().to_json() for table in tables))
+
+
 def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
     """The entity's column and gold's; structs have the members of all games, also of those that keep their files."""
-    tables = [game.gold for game in plan.games.values()]
-    tables += [plan.unified] if plan.unified is not None and not plan.replaced else []
-    texts = list(dict.fromkeys(table.schema().to_json() for table in tables))
+    texts = _schema_texts(plan)
     whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
-    types = pa.schema(Schema.from_json(whole.json()))
-    schemas = [pa.schema(Schema.from_json(text)) for text in reversed(texts)]
-    fields = {f.name: f for schema in schemas for f in schema if f.name != entity}
-    # Where types differ, those of the table stay.
-    known = [types if name in types.names else next(s for s in schemas if name in s.names) for name in fields]
-    found = [f.with_type(schema.field(f.name).type) for f, schema in zip(fields.values(), known, strict=True)]
-    return pa.schema([pa.field(entity, pa.string()), *found])
+    merged = pa.schema(Schema.from_json(whole.json()))
+    types: dict[str, pa.DataType] = {}
+    fields: dict[str, pa.Field] = {}
+    for text in reversed(texts):
+        for field in pa.schema(Schema.from_json(text)):
+            types.setdefault(field.name, field.type)  # where types differ, those of the table, the last one of all, stay
+            fields[field.name] = field
+    types |= {field.name: field.type for field in merged}
+    columns = [field.with_type(types[name]) for name, field in fields.items() if name != entity]
+    return pa.schema([pa.field(entity, pa.string()), *columns])
 
 
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
@@ -147,7 +202,8 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         if state.floor(Layer.UNIFIED) != state.floor(Layer.GOLD) or state.failed_in(Layer.UNIFIED):
             pipeline.progress.update(key, partial(_progress, state, {}))
         return
-    table, behind = pipeline.lakehouse.table(UNIFIED), state.failed_in(Layer.GOLD)
+    table = pipeline.lakehouse.table(UNIFIED)
+    behind = state.failed_in(Layer.GOLD)
     try:
         unread = _refresh(pipeline, state, report, full=full)
     except ConflictError:
@@ -166,6 +222,21 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
 
 
+def _landed(table: Table, handle: DeltaTable, *, rows: int, files: int) -> Landed:
+    """The table as this run's commits left it."""
+    stored = files_of(handle)
+    return Landed(
+        table.name,
+        handle.version(),
+        str(table_id(handle)),
+        rows,
+        files,
+        sum(file.rows or 0 for file in stored),
+        sum(file.size for file in stored),
+        comments=of_columns(handle, comments_in),
+    )
+
+
 def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None:
     """Report the table of the layout `partitioned`, which is gold itself, if this run has committed to it."""
     games = [entry for entry in report.of(Layer.GOLD) if entry.error is None]
@@ -173,17 +244,7 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
     handle = pipeline.tables.peek(table) if games else None
     if handle is None:
         return
-    files, rows = files_of(handle), sum(entry.rows for entry in games)
-    landed = Landed(
-        table.name,
-        handle.version(),
-        str(table_id(handle)),
-        rows,
-        len(games),
-        sum(file.rows or 0 for file in files),
-        sum(file.size for file in files),
-        comments=of_columns(handle, comments_in),
-    )
+    landed = _landed(table, handle, rows=sum(entry.rows for entry in games), files=len(games))
     new = any(entry.new for entry in games) and handle.version() == 0
     report.add_landed(Layer.UNIFIED, table, landed, pa.schema(handle.schema()), state.floor(Layer.GOLD), new=new)
 
@@ -207,36 +268,50 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         ConflictError: another commit to the table, or to the gold of a game, came first.
     """
     plan = plan_unified(pipeline, state, full=full)
-    table, batch = pipeline.lakehouse.table(UNIFIED), state.floor(Layer.GOLD)
+    table = pipeline.lakehouse.table(UNIFIED)
     if plan.is_empty:
         pipeline.tables.publish(table, plan.unified)
         return plan.unread
-    replaced_layout = plan.unified is not None and not is_partitioned(pipeline, plan.unified)
     pipeline.on_progress(f"{table.name}: {len(plan.games)} {pipeline.settings.names.entities}")
     schema = unified_columns(plan, pipeline.settings.entity_column)
+    files, failed = _copied(pipeline, plan, schema)
+    failpoints.reach("unified_staged")
+    plan = replace(plan, games={game: compared for game, compared in plan.games.items() if game not in failed})
+    if not plan.is_empty:
+        _commit_copies(pipeline, plan, schema, files, state.floor(Layer.GOLD), report)
+    for game, compared in plan.games.items():
+        pipeline.tables.publish(pipeline.lakehouse.gold(game), compared.gold)
+    return plan.unread | failed
+
+
+def _copied(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema) -> tuple[list[StagedFile], dict[str, str]]:
+    """Copies of the files that the table lacks; and failed game -> reason."""
     copied = for_games(plan.games, lambda name: _copied_game(pipeline, name, plan.games[name], schema))
     files = [file for result in copied.values() if isinstance(result, list) for file in result]
     for result in copied.values():
         if isinstance(result, ConflictError):
-            discard(table, files)
+            discard(pipeline.lakehouse.table(UNIFIED), files)
             raise result
-    failed = {name: str(error) for name, error in copied.items() if isinstance(error, GameEventsError)}
-    failpoints.reach("unified_staged")
-    plan = replace(plan, games={game: found for game, found in plan.games.items() if game not in failed})
-    if not plan.is_empty:
-        landed = commit(_commit_plan(pipeline, plan, schema, files, batch))
-        report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
-        if replaced_layout:
-            raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
-        pipeline.tables.publish(table, landed.handle)
-    for game, found in plan.games.items():
-        pipeline.tables.publish(pipeline.lakehouse.gold(game), found.gold)
-    return plan.unread | failed
+    return files, {name: str(error) for name, error in copied.items() if isinstance(error, GameEventsError)}
+
+
+def _commit_copies(
+    pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files: list[StagedFile], batch: int, report: RunReport
+) -> None:
+    """Commit copies of gold's files of bronze's batches up to this one."""
+    table = pipeline.lakehouse.table(UNIFIED)
+    landed = commit(_commit_plan(pipeline, plan, schema, files, batch))
+    report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
+    if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
+        raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
+    pipeline.tables.publish(table, landed.handle)
 
 
 def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:
-    lakehouse, files = pipeline.lakehouse, list[StagedFile]()
-    gold, unified = lakehouse.gold(name), lakehouse.table(UNIFIED)
+    lakehouse = pipeline.lakehouse
+    files = list[StagedFile]()
+    gold = lakehouse.gold(name)
+    unified = lakehouse.table(UNIFIED)
     other = changed_types(game.gold, schema)
     if other:
         return DataError(f"{gold.name} has other types than the table of all games: {'; '.join(other)}. Refresh gold fully")
@@ -259,7 +334,9 @@ def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.S
 
 def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files: list[StagedFile], batch: int) -> Commit:
     """The commit of a plan; it fails after any concurrent commit to the table."""
-    unified, aggregate, words = plan.unified, player_agg(pipeline.settings), pipeline.settings.names
+    unified = plan.unified
+    aggregate = player_agg(pipeline.settings)
+    words = pipeline.settings.names
     commits = txn(unified, Txn.COMMITS)
     versions = {gold_app(game.gold): game.gold.version() for game in plan.games.values()}
     if (definition := definition_for(unified, aggregate)) is not None:

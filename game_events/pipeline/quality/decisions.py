@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -79,25 +80,24 @@ class Decisions:
     @cached_property
     def rejected_rows(self) -> Counter[str]:
         """Game -> its rejected rows in quarantine: from the log's statistics, except files of several games, which are read."""
-        found: Counter[str] = Counter()
+        rejected: Counter[str] = Counter()
         if self.handle is None:
-            return found
+            return rejected
         mixed: list[str] = []
         for file in add_actions(self.handle).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
-            game = file.get("min.game")
-            whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
-            if whole and game is not None and game == file.get("max.game"):
-                found[game] += int(file["num_records"])
+            game = _only_game(file)
+            if game is not None:
+                rejected[game] += int(file["num_records"])
             else:
                 mixed.append(file["path"])
         if mixed:
             rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
             if "game" in rows.column_names:
-                held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
-                found.update(rows.filter(held)["game"].drop_null().to_pylist())
-        return found
+                is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
+                rejected.update(rows.filter(is_held)["game"].drop_null().to_pylist())
+        return rejected
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
         """Coordinates and game of these games' rejected rows; None: there are none."""
@@ -112,6 +112,13 @@ class Decisions:
         return txn(self.handle, app.of(self.bronze_id, *game))
 
 
+def _only_game(file: Mapping[str, Any]) -> str | None:
+    """The game of all rows of a file, none of which was replayed, by its statistics; None: they do not say so."""
+    game: str | None = file.get("min.game")
+    whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
+    return game if whole and game == file.get("max.game") else None
+
+
 @dataclass(frozen=True)
 class RejectionDecision:
     """A decision on one game's rows.
@@ -123,6 +130,10 @@ class RejectionDecision:
     batch: int
     files: Sequence[StagedFile] = ()
     incarnation: int | None = None
+
+    def says_more_than(self, batch: int | None) -> bool:
+        """Whether it has to be committed after a decision up to a batch."""
+        return bool(self.files) or self.incarnation is not None or self.batch > (batch or 0)
 
 
 @dataclass(frozen=True)
@@ -147,21 +158,14 @@ def decide(
         TransientError: the outcome is not known: silver must not be committed; the next run reads the outcome.
     """
     now = Decisions.read(pipeline, before.bronze_id)
-    moved = set(planned)
-    if table_id(now.handle) == table_id(before.handle):
-        both = for_games(planned, lambda g: [(found.batch(g), found.incarnation(g)) for found in (before, now)])
-        moved = {game for game, (old, new) in both.items() if old != new}
+    moved = _decided_meanwhile(before, now, planned)
     if moved and rewritten.paths:  # these files have rows of all games
         moved = set(planned)
         discard(pipeline.quarantine, list(rewritten.files))
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
-    due = {
-        game: decision
-        for game, decision in planned.items()
-        if game not in moved
-        and (decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0))
-    }
+    left = {game: decision for game, decision in planned.items() if game not in moved}
+    due = {game: decision for game, decision in left.items() if decision.says_more_than(before.batch(game))}
     if not due:
         return None, moved
     try:
@@ -174,26 +178,19 @@ def decide(
     return landed, moved
 
 
+def _decided_meanwhile(before: Decisions, now: Decisions, games: Iterable[str]) -> set[str]:
+    """Games that a concurrent run has decided on between two versions of quarantine; all if it is another table."""
+    games = list(games)
+    if table_id(now.handle) != table_id(before.handle):
+        return set(games)
+    same = for_games(games, lambda g: before.batch(g) == now.batch(g) and before.incarnation(g) == now.incarnation(g))
+    return {game for game, is_same in same.items() if not is_same}
+
+
 def _commit_plan(
     pipeline: Pipeline, before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision], rewritten: Rewritten
 ) -> Commit:
-    bronze_id = now.bronze_id
-    # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
-    refreshed = Txn.FULL_REFRESH.of(BronzeIdentity.of_key(bronze_id).table_id)
-    expected = {refreshed: txn(before.handle, refreshed)}
-    advance: dict[str, int] = {}
-    for game, decision in due.items():
-        app = Txn.DECIDED_BATCH.of(bronze_id, game)
-        expected[app] = before.batch(game)
-        advance[app] = max(decision.batch, expected[app] or 0)
-        if decision.incarnation is not None:
-            app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
-            expected[app], advance[app] = before.incarnation(game) or None, decision.incarnation
-    if not now.in_force:
-        advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
-    if any(decision.incarnation is not None for decision in due.values()):
-        app = Txn.DECIDED_INCARNATION.of(bronze_id)
-        expected[app], advance[app] = now.redecisions or None, now.redecisions + 1
+    expected, advance = _transactions(before, now, due)
     files = [file for decision in due.values() for file in decision.files]
     return Commit(
         pipeline.quarantine,
@@ -207,3 +204,29 @@ def _commit_plan(
         info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
+
+
+def _transactions(
+    before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision]
+) -> tuple[dict[str, int | None], dict[str, int]]:
+    """The `txn` that quarantine must have, and those that the commit sets."""
+    bronze_id = now.bronze_id
+    # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
+    refreshed = Txn.FULL_REFRESH.of(BronzeIdentity.of_key(bronze_id).table_id)
+    expected: dict[str, int | None] = {refreshed: txn(before.handle, refreshed)}
+    advance: dict[str, int] = {}
+    for game, decision in due.items():
+        app = Txn.DECIDED_BATCH.of(bronze_id, game)
+        expected[app] = before.batch(game)
+        advance[app] = max(decision.batch, expected[app] or 0)
+        if decision.incarnation is not None:
+            app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
+            expected[app] = before.incarnation(game) or None
+            advance[app] = decision.incarnation
+    if not now.in_force:
+        advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
+    if any(decision.incarnation is not None for decision in due.values()):
+        app = Txn.DECIDED_INCARNATION.of(bronze_id)
+        expected[app] = now.redecisions or None
+        advance[app] = now.redecisions + 1
+    return expected, advance

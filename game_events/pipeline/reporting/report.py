@@ -24,10 +24,11 @@ from game_events.decoding.frame import Reason
 from game_events.errors import GameEventsError, without_quotes
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import DOWNSTREAM, Table
-from game_events.pipeline.reporting.counts import Arrivals, CheckResult, Histogram, TableMaintenance, merge_all, merged_fields
-from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RuleCounts, RuleReport, RunResult, TableReport
+from game_events.pipeline.reporting.counts import CheckResult, Histogram, TableMaintenance
+from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RuleReport, RunResult, TableReport
 from game_events.rules import Rule
 from game_events.sources.source import Offsets
+from game_events.workers.results import Arrivals, RuleCounts, merge_all, merged_fields
 
 
 class RunReport(RunResult):
@@ -111,8 +112,8 @@ class RunReport(RunResult):
     def add_rules(self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts) -> None:
         """Add the evaluation of a layer's rules on a game's rows, once these are committed or have failed for good."""
         chosen = {(str(layer), game, rule.name): rule for rule in rules if rule.applies_to(game)}
-        found = {k: RuleReport(*k, r.action, r.sql, counts.rows, counts.violated[r.name]) for k, r in chosen.items()}
-        self.add(LayerResult(rules=found))
+        evaluated = {k: RuleReport(*k, r.action, r.sql, counts.rows, counts.violated[r.name]) for k, r in chosen.items()}
+        self.add(LayerResult(rules=evaluated))
 
     def mark_new(self, layer: str, games: Set[str]) -> None:
         """Report the tables of these games as created by this run."""

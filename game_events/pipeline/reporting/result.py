@@ -23,13 +23,15 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.data.columns import comments_of
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REPORTED, Layer, Table, add_actions, is_gold
 from game_events.pipeline.reporting.counts import (
-    Arrivals,
     CheckResult,
-    Event,
     Histogram,
     PluginResult,
-    Summed,
     TableMaintenance,
+)
+from game_events.sources.source import Gap, Offsets, Partition
+from game_events.workers.results import (
+    Arrivals,
+    Event,
     add_counts,
     by_key,
     distinct,
@@ -39,7 +41,6 @@ from game_events.pipeline.reporting.counts import (
     merged,
     newest,
 )
-from game_events.sources.source import Gap, Offsets, Split
 
 log = logging.getLogger(__name__)
 Part = TypeVar("Part", bound=PluginResult)
@@ -125,21 +126,21 @@ def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) ->
         return first
     # Of a table of all games a commit may be of one game alone.
     committed = {(t.layer, t.table, t.game) for t in second if t.error is None}
-    found = {
-        (t.table, t.game, t.error is None): t
-        for t in first
-        if t.error is None or committed.isdisjoint([(t.layer, t.table, t.game), (t.layer, t.table, None)])
-    }
+    entries: dict[tuple[str, str | None, bool], TableReport] = {}
+    for table in first:
+        of_it = {(table.layer, table.table, table.game), (table.layer, table.table, None)}
+        if table.error is None or committed.isdisjoint(of_it):
+            entries[table.table, table.game, table.error is None] = table
     for table in second:
         key = (table.table, table.game, table.error is None)
-        before = found.get(key)
+        before = entries.get(key)
         if before is None or table.error is not None:
-            found[key] = table
+            entries[key] = table
         else:
             # Gold of a game is replaced, and copied to the unified table: rows of two refreshes are no sum.
             replaced = table.layer == Layer.UNIFIED or is_gold(table.layer)
-            found[key] = merge(replace(before, rows=0) if replaced else before, table)
-    return list(found.values())
+            entries[key] = merge(replace(before, rows=0) if replaced else before, table)
+    return list(entries.values())
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,9 @@ class RuleReport:
 
 def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[str, object]]:
     """Each rule over all games, with the games that violate it."""
-    found: dict[tuple[str, str], list[RuleReport]] = {}
+    by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in rules.values():
-        found.setdefault((entry.layer, entry.rule), []).append(entry)
+        by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     return [
         {
             "layer": layer,
@@ -173,34 +174,8 @@ def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[st
             "violated": sum(e.violated for e in entries),
             "violated_by_game": {e.game: e.violated for e in entries if e.violated},
         }
-        for (layer, rule), entries in sorted(found.items())
+        for (layer, rule), entries in sorted(by_rule.items())
     ]
-
-
-@dataclass
-class RuleCounts(Summed):
-    """Evaluation of a layer's rules on one game's rows, as the workers count it.
-
-    Attributes:
-        rows: rows evaluated.
-        violated: rule -> rows that violate it.
-        reasons: rule -> rows that are added to quarantine.
-        dropped, held, readmitted: rows left out; in quarantine already; accepted although quarantine has them.
-        examples: rule with the action fail -> coordinates of a row that violates it.
-    """
-
-    rows: int = merged(add, int)
-    violated: Counter[str] = merged(add_counts, Counter)
-    reasons: Counter[str] = merged(add_counts, Counter)
-    dropped: int = merged(add, int)
-    held: int = merged(add, int)
-    readmitted: int = merged(add, int)
-    examples: dict[str, str] = merged(lambda first, second: second | first, dict)
-
-    @property
-    def quarantined(self) -> int:
-        """Rows that are in quarantine instead of in the table."""
-        return self.held + sum(self.reasons.values())
 
 
 #: Notices that a result keeps, the newest: a continuous run may have any number.
@@ -260,8 +235,8 @@ class BronzeResult(LayerResult):
     """What bronze reports.
 
     Attributes:
-        offsets: split -> [from, to) read.
-        lag: split -> records left to read.
+        offsets: partition -> [from, to) read.
+        lag: partition -> records left to read.
         batches: bronze batches committed.
         schema_ids: ids that occurred.
         new_schemas: id archived for the first time -> (subject, version), where known.
@@ -274,7 +249,7 @@ class BronzeResult(LayerResult):
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
-    offsets: Mapping[Split, tuple[int, int]] = merged(
+    offsets: Mapping[Partition, tuple[int, int]] = merged(
         by_key(lambda first, second: (first[0], second[1])),
         dict,
         json=lambda offsets: {str(p): list(read) for p, read in sorted(offsets.items())},
@@ -398,28 +373,38 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     @property
     def topics(self) -> list[str]:
         """Topics that were read."""
-        return sorted({split.topic for split in self.offsets})
+        return sorted({partition.topic for partition in self.offsets})
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
-        games = sorted({t.game for t in self.tables if t.game})
         layers = [*REPORTED, *sorted({t.layer for t in self.tables} - set(REPORTED))]
-        found: dict[str, object] = {
+        committed = [t for t in self.tables if t.error is None]
+        parts: dict[str, object] = {
             "success": self.success,
             "rows": {str(layer): self.rows(layer) for layer in layers},
-            "games": {g: {t.layer: t.rows for t in self.tables if t.game == g and t.error is None} for g in games},
+            "games": self._rows_by_game(),
             "dropped": sum(t.dropped for t in self.tables),
             "quarantined_by_rules": sum(t.quarantined for t in self.tables),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
-            "tables": {t.table: t.location for t in self.tables if t.error is None},
+            "tables": {t.table: t.location for t in committed},
         }
+        return parts | self._fields_as_json() | {key: part.to_dict() for key, part in self.parts.items()}
+
+    def _fields_as_json(self) -> dict[str, object]:
+        values = {}
         for f in fields(self):
             value = f.metadata["json"](getattr(self, f.name)) if f.metadata["json"] else None
             if value is not None:
-                found[f.metadata["name"] or f.name] = value
-        for key, part in self.parts.items():
-            found[key] = part.to_dict()
-        return found
+                values[f.metadata["name"] or f.name] = value
+        return values
+
+    def _rows_by_game(self) -> dict[str, dict[str, int]]:
+        """Game -> layer -> committed rows."""
+        games: dict[str, dict[str, int]] = {game: {} for game in sorted({t.game for t in self.tables if t.game})}
+        for table in self.tables:
+            if table.game and table.error is None:
+                games[table.game][table.layer] = table.rows
+        return games
 
 
 #: Kinds of the counters' rows of `event_log`.

@@ -29,14 +29,15 @@ from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError, TransientError, first_line
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.runs.preflight import newest_run
 from game_events.pipeline.runs.refresh import TriggeredRun, cycle
-from game_events.sources.source import FILES, Offsets, SourceSnapshot
+from game_events.sources.factory import class_of
+from game_events.sources.source import Offsets, SourceSnapshot
 from game_events.spark.connect import close_session, is_session_lost
 from game_events.spark.failures import WorkerCrashError, storage_named
 
@@ -118,7 +119,8 @@ class LoopReport:
 
     def loop_dict(self) -> dict[str, object]:
         """The loop's own figures: plain types only."""
-        cycles, recent = self.cycle_s.to_dict(), self.recent_cycle_s
+        cycles = self.cycle_s.to_dict()
+        recent = self.recent_cycle_s
         return {
             "state": self.state,
             "why": self.why,
@@ -254,7 +256,9 @@ class Loop:
             self._set(RUNNING)
         report = RunReport(waiting=self.report.total.waiting)
         # Until the end of the cycle: it may fail after silver's commits.
-        self._read, owed, self._gold_owed = None, self._gold_owed, True
+        self._read = None
+        owed = self._gold_owed
+        self._gold_owed = True
         try:
             # A new session, after the loss of a server, does not have the tag.
             self.pipeline.spark.addTag(TAG)
@@ -262,8 +266,14 @@ class Loop:
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
                     self._tables_at = clock
-                go_on, held = (lambda: not self.stop.is_set()), self.one_pass
-                self.cycle(self.pipeline, report, until=now, gold=gold, go_on=go_on, one_pass=held)
+                self.cycle(
+                    self.pipeline,
+                    report,
+                    until=now,
+                    gold=gold,
+                    go_on=lambda: not self.stop.is_set(),
+                    one_pass=self.one_pass,
+                )
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
@@ -280,7 +290,8 @@ class Loop:
     def _set(self, state: str, why: str = "") -> None:
         if (state, why) != (self.report.state, self.report.why) and {state, self.report.state} - {RUNNING, IDLE}:
             log.info("continuous=%s%s", state, f" why={why!r}" if why else "")
-        self.report.state, self.report.why = state, why
+        self.report.state = state
+        self.report.why = why
 
     def _retrying(self, step: Callable[[], None]) -> None:
         """Run a step; retry it with growing pauses during an outage."""
@@ -308,7 +319,8 @@ class Loop:
         if is_session_lost(error):
             close_session(self.pipeline.spark)
         why = self.why(error) if error is not None else ""
-        self.report.state, self.report.why = WAITING, why
+        self.report.state = WAITING
+        self.report.why = why
         again = attempt.attempt_number, attempt.upcoming_sleep
         log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", *again, why)
 
@@ -353,7 +365,7 @@ def idle_report(
     A run after one that did not succeed is made in any case, as its success shows that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
-    if settings.source == FILES or settings.catalog is not None:
+    if class_of(settings).run_looks or settings.catalog is not None:
         return None
     met: list[str] = []
 
@@ -361,7 +373,8 @@ def idle_report(
         met.append("Spark")
         raise ReadOnlyError("a Spark session is needed")
 
-    pipeline, report = Pipeline(settings, no_session, read_only=True, quiet=True), RunReport()
+    pipeline = Pipeline(settings, no_session, read_only=True, quiet=True)
+    report = RunReport()
     try:
         for step in TriggeredRun(pipeline, report, ignore_intervals=ignore_intervals).steps.values():
             step()

@@ -24,8 +24,8 @@ from game_events.lakehouse.storage import is_remote
 from game_events.lakehouse.system_tables import Progress, Search
 from game_events.lakehouse.tables import Layer, Table, gold_name, silver_name
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.job import Routing
 from game_events.pipeline.reporting.report import RunReport
+from game_events.workers.fanout import Routing
 
 log = logging.getLogger(__name__)
 #: Tables that a notice names.
@@ -42,24 +42,16 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
     bronze = pipeline.open_bronze()
     if bronze is None:
         return
-    key, scope = BronzeIdentity.of(bronze).key, _scope(pipeline)
+    key = BronzeIdentity.of(bronze).key
+    scope = _scope(pipeline)
     began = _changed_s(pipeline.progress.declaration.table.uri)
     state = pipeline.progress.read(key)
     search = _Search(pipeline, state.searched.at_s if state.searched.scope == scope else 0)
-    routing = Routing(frozenset(pipeline.settings.games))
-    # Tables of games that are not allowed any more are not rebuilt.
-    games = sorted(game for game in state.games if routing.refusal(game) is None)
-    lost: dict[str, dict[str, str]] = {
-        Layer.SILVER: search.lost(games, pipeline.lakehouse.silver, silver_name),
-        Layer.GOLD: search.lost(_made(state, Layer.GOLD, games), pipeline.lakehouse.gold, gold_name),
-    }
-    for aggregate in pipeline.extensions.aggregates:
-        mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
-        of = {"aggregate": aggregate.name}
-        lost[aggregate.layer] = search.lost(mine, partial(pipeline.lakehouse.gold, **of), partial(gold_name, **of))
+    lost = _lost_by_layer(pipeline, state, search)
+    is_complete = bool(began) and not search.unreadable
     if any(lost.values()):
         _say(report, lost)
-    elif search.read <= few or search.unreadable or pipeline.read_only or not began:
+    elif search.read <= few or pipeline.read_only or not is_complete:
         return
     why = note(pipeline, "its table was deleted or restored")
 
@@ -67,7 +59,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
         after = now.pending_downstream(lost[Layer.SILVER], why).pending(Layer.UNIFIED, lost[Layer.GOLD], why)
         for layer, tables in lost.items():
             after = after.pending(layer, tables, why)
-        return after if search.unreadable or not began else replace(after, searched=Search(int(began), scope))
+        return replace(after, searched=Search(int(began or 0), scope)) if is_complete else after
 
     pipeline.progress.update(key, noted)
 
@@ -87,7 +79,8 @@ def _say(report: RunReport, lost: Mapping[str, Mapping[str, str]]) -> None:
 
 def _made(state: Progress, layer: str, games: Iterable[str]) -> list[str]:
     """Games with a table in this layer. Tables of pending or failed games are opened by the layer anyway."""
-    floor, failed = state.floor(layer), state.failed_in(layer)
+    floor = state.floor(layer)
+    failed = state.failed_in(layer)
     return [game for game in games if state.games[game] <= floor and game not in failed]
 
 
@@ -100,7 +93,8 @@ class _Search:
     """
 
     def __init__(self, pipeline: Pipeline, since_s: float) -> None:
-        self._pipeline, self._since_s = pipeline, since_s
+        self._pipeline = pipeline
+        self._since_s = since_s
         self.read = self.unreadable = 0
 
     def lost(self, games: Sequence[str], table: Callable[[str], Table], key: Callable[[str], str]) -> dict[str, str]:
@@ -131,10 +125,10 @@ class _Search:
             game: lakehouse.table(keys[game]) for game, at_s in ages.items() if at_s is not None and at_s >= self._since_s
         }
         self.read += len(changed)
-        found = for_games(changed, lambda game: _restored(changed[game]))
-        self.unreadable += sum(restored is None for restored in found.values())
+        answers = for_games(changed, lambda game: _restored(changed[game]))
+        self.unreadable += sum(restored is None for restored in answers.values())
         lost = {game: f"{lakehouse.called.name_of(keys[game])} (deleted)" for game, at_s in ages.items() if at_s is None}
-        return lost | {game: f"{changed[game].name} (restored)" for game, restored in found.items() if restored}
+        return lost | {game: f"{changed[game].name} (restored)" for game, restored in answers.items() if restored}
 
     def _changed_s(self, key: str) -> float | None:
         """As `_changed_s`; infinity for a table in an object store, as it is not known there."""
@@ -163,3 +157,19 @@ def _restored(table: Table) -> bool | None:
         return restored_lately(table)
     except (OSError, ValueError):
         return None
+
+
+def _lost_by_layer(pipeline: Pipeline, state: Progress, search: _Search) -> dict[str, dict[str, str]]:
+    """Layer -> its lost tables."""
+    routing = Routing(frozenset(pipeline.settings.games))
+    # Tables of games that are not allowed any more are not rebuilt.
+    games = sorted(game for game in state.games if routing.refusal(game) is None)
+    lost: dict[str, dict[str, str]] = {
+        Layer.SILVER: search.lost(games, pipeline.lakehouse.silver, silver_name),
+        Layer.GOLD: search.lost(_made(state, Layer.GOLD, games), pipeline.lakehouse.gold, gold_name),
+    }
+    for aggregate in pipeline.extensions.aggregates:
+        mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
+        table = partial(pipeline.lakehouse.gold, aggregate=aggregate.name)
+        lost[aggregate.layer] = search.lost(mine, table, partial(gold_name, aggregate=aggregate.name))
+    return lost

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
@@ -28,7 +29,7 @@ from game_events.config.network import begin_call, unencrypted
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.decoding.frame import Reason, SchemaId, ordered
-from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, some_columns
+from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import find_java
 from game_events.lakehouse.commits.transactions import BronzeIdentity
@@ -44,17 +45,15 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
 from game_events.pipeline.maintenance import outdated_tables
-from game_events.pipeline.quality.validation import problems, refuse
+from game_events.pipeline.quality.rules import problems, refuse
 from game_events.pipeline.runs.refresh import Parts, Selection, backlog, left_out_until_now
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
-from game_events.plugins.files.source import FileSource
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.factory import make_source, subjects
-from game_events.sources.source import FILES
+from game_events.sources.factory import class_of, make_source, subjects
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
@@ -81,19 +80,14 @@ class PreflightResult:
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        found = {"check": self.check, "ok": self.ok, "look": self.look, "detail": self.detail}
-        return found | ({"data": dict(self.data)} if self.data else {})
+        result = {"check": self.check, "ok": self.ok, "look": self.look, "detail": self.detail}
+        return result | ({"data": dict(self.data)} if self.data else {})
 
 
 class Hint(str):
     """A finding that needs attention, although a run can begin."""
 
     __slots__ = ()
-
-
-def many(count: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 #: Returns its finding; raises if something is wrong.
@@ -104,23 +98,25 @@ def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
 ) -> list[PreflightResult]:
     """Make all checks, those of `WAITING` ahead; secrets are masked. `needs`: name -> checks that have to pass before."""
-    found: list[PreflightResult] = []
+    needs = needs or {}
+    results: dict[str, PreflightResult] = {}
     begun: dict[str, Future[str | tuple[str, Mapping[str, object]]]] = {}
 
     def after_its_needs(name: str) -> str | tuple[str, Mapping[str, object]]:
-        for other in begun.keys() & set((needs or {}).get(name, ())):
+        for other in begun.keys() & set(needs.get(name, ())):
             begun[other].result()
         return checks[name]()
 
-    for name in (name for name in WAITING if name in checks):
+    for name in filter(checks.__contains__, WAITING):
         begun[name] = begin_call(partial(after_its_needs, name), name)
     for name, check in checks.items():
-        missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
+        failed = [result.check for result in results.values() if not result.ok]
+        missing = [other for other in failed if other in needs.get(name, ())]
         if missing:
-            found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            results[name] = PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}")
         else:
-            found.append(_made(name, begun[name].result if name in begun else check, settings))
-    return found
+            results[name] = _made(name, begun[name].result if name in begun else check, settings)
+    return list(results.values())
 
 
 def _made(name: str, check: Check, settings: Settings) -> PreflightResult:
@@ -136,9 +132,10 @@ def _made(name: str, check: Check, settings: Settings) -> PreflightResult:
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
     """Checks of the environment."""
-    sources: dict[str, Check] = {"kafka": lambda: _kafka(settings), "schema registry": lambda: _registry(settings)}
-    if settings.source == FILES:
-        sources = {"files": lambda: _files(settings)}
+    source = class_of(settings)
+    sources: dict[str, Check] = {source.check_name: lambda: make_source(settings, WAIT_S).check()}
+    if _may_have_subjects(settings):
+        sources["schema registry"] = lambda: _registry(settings)
     return {
         "settings": _settings,
         "java": lambda: str(find_java()),
@@ -156,18 +153,18 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     """Checks that show the work of the next run, without Spark. `selected` raises if the options are wrong."""
 
     def selection() -> str:
-        found = selected()
-        if Layer.BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
+        chosen = selected()
+        if Layer.BRONZE in chosen.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
-        parts = [f"brought up to date: {_described(found.update)}"]
-        parts += [f"replaced: {_described(found.full)}"] if found.full else []
-        return "; ".join([*parts, *found.notices])
+        parts = [f"brought up to date: {_described(chosen.update)}"]
+        parts += [f"replaced: {_described(chosen.full)}"] if chosen.full else []
+        return "; ".join([*parts, *chosen.notices])
 
     def plan() -> tuple[str, Mapping[str, object]]:
-        found = backlog(pipeline)
-        records = {str(p): n for p, n in sorted(found.records.items())}
-        data = {"records": records, "games": found.games, "rows_waiting": found.rows}
-        return str(found), data | {"left_out_until_now": dict(found.readmitted)}
+        pending = backlog(pipeline)
+        records = {str(p): n for p, n in sorted(pending.records.items())}
+        data = {"records": records, "games": pending.games, "rows_waiting": pending.rows}
+        return str(pending), data | {"left_out_until_now": dict(pending.readmitted)}
 
     return {"selection": selection, "plan": plan}
 
@@ -178,7 +175,11 @@ def _described(parts: Parts) -> str:
 
 def subjects_need_broker(settings: Settings) -> bool:
     """Whether the registry's subjects are known only from the broker, whose topics match a pattern, or from another table."""
-    return settings.source != FILES and not settings.kafka_topics
+    return class_of(settings).named_subjects(settings) is None
+
+
+def _may_have_subjects(settings: Settings) -> bool:
+    return class_of(settings).named_subjects(settings) != ()
 
 
 def _settings() -> str:
@@ -188,28 +189,6 @@ def _settings() -> str:
 
 def _java_parts() -> str:
     return f"{len(spark_jars())} jars for Spark, as they are pinned"
-
-
-def _kafka(settings: Settings) -> str:
-    found = make_source(settings, WAIT_S).snapshot()
-    if settings.source_table is not None:
-        return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
-    parts = []
-    for topic in sorted({split.topic for split in found.latest}):
-        splits = [split for split in found.latest if split.topic == topic]
-        records = sum(found.latest[p] - found.earliest[p] for p in splits)
-        parts.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
-    return f"{settings.kafka_bootstrap_servers}: {'; '.join(parts)}"
-
-
-def _files(settings: Settings) -> str:
-    source = FileSource(settings, Lakehouse.of(settings), read_only=True)
-    found = source.snapshot()
-    named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
-    return (
-        f"{source.place.root}: {sum(found.latest.values()) // found.unit:,} files to read or read before, "
-        f"{source.counts['waiting']:,} not finished yet; {named}"
-    )
 
 
 def _registry(settings: Settings) -> str:
@@ -232,24 +211,28 @@ def _message_types(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
     ids = set(SchemaArchive(lakehouse).digests())
-    if settings.source != FILES:
-        ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
-    known = {name for i in ids for name in catalog.names(i)}
-    # Nested messages are not listed.
-    missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
+    if _may_have_subjects(settings):
+        ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}
+    known = {name for schema_id in ids for name in catalog.names(schema_id)}
+    missing = [name for name in settings.message_types if not _is_known(name, known)]
     text = f"decoded are {', '.join(settings.message_types)}"
     if missing and known:
-        text += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
-        text += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
+        named = first_few(sorted(known), TYPES_SHOWN, ", ")
+        text += f"; no known schema has {', '.join(missing)}: there are {named}"
     return text
+
+
+def _is_known(name: str, known: Collection[str]) -> bool:
+    """Whether a message type is known, or may be nested in one: nested messages are not listed."""
+    return name in known or any(name.startswith(f"{outer}.") for outer in known)
 
 
 def _writable(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
     refuse_other_layout(lakehouse)
     if is_remote(lakehouse.root):
-        found = refuse_unsafe_store(lakehouse)
-        return f"{lakehouse.root}: writable, {found}, {many(len(lakehouse.names()), 'table')}"
+        how = refuse_unsafe_store(lakehouse)
+        return f"{lakehouse.root}: writable, {how}, {many(len(lakehouse.names()), 'table')}"
     root = Path(lakehouse.root)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
     if not os.access(nearest, os.W_OK):
@@ -265,9 +248,9 @@ def _tables(lakehouse: Lakehouse) -> str:
     for name in names:
         table = lakehouse.table(name)
         try:
-            found = table.open_to_read()
-            if found is not None and (name in OWN_TABLES or is_made_again(name)):  # not a table of others
-                table.writable(found)
+            handle = table.open_to_read()
+            if handle is not None and (name in OWN_TABLES or is_made_again(name)):  # not a table of others
+                table.writable(handle)
         except (GameEventsError, DeltaError, OSError) as error:
             broken.append(f"{table.name}: {error}")
     if broken:
@@ -315,7 +298,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
         "names": lambda: names(pipeline),
         "statistics": lambda: statistics(pipeline),
     }
-    return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
+    return {"schemas": lambda: schemas(pipeline), **checks} if _may_have_subjects(pipeline.settings) else checks
 
 
 def newest_run(lakehouse: Lakehouse) -> Mapping[str, Any] | None:
@@ -344,26 +327,29 @@ def waiting(pipeline: Pipeline) -> str:
     bronze = pipeline.open_bronze()
     if bronze is None:
         return "there is no bronze table yet"
-    owed, state = due(pipeline), pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    owed = due(pipeline)
+    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     rows = owed.rows.total()
     text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
-    text += f", {left_out_until_now(owed.readmitted)}" if owed.readmitted else ""
-    failed = {(layer, game): why for (layer, game), why in state.failed.items() if game not in owed.held}
+    if owed.readmitted:
+        text += f", {left_out_until_now(owed.readmitted)}"
+    failed = {game: why for (_, game), why in state.failed.items() if game not in owed.held}
     if failed:
-        games = sorted(owed.failed) or sorted({game for _, game in failed})
+        games = sorted(owed.failed or failed)
         text += f"; tables of {first_few(games, NAMED, ', ')} failed, or are to be rebuilt: {next(iter(failed.values()))}"
-    if owed.held or owed.left_out.last:
-        text += f"; {_left_out(pipeline, owed)}"
+    text += _left_out(pipeline, owed)
     return Hint(f"{text}: `game-events run`") if rows or failed else text
 
 
 def _left_out(pipeline: Pipeline, owed: Due) -> str:
     """Rows that stay in bronze as long as the settings are what they are."""
-    by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
-    parts = [f"{by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"]
-    parts = parts if owed.left_out.last else []
-    parts += [f"GAME_EVENTS_GAMES lacks games to be retried: {first_few(sorted(owed.held), NAMED, ', ')}"] if owed.held else []
-    return "; ".join(parts)
+    text = ""
+    if owed.left_out.last:
+        by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
+        text += f"; {by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"
+    if owed.held:
+        text += f"; GAME_EVENTS_GAMES lacks games to be retried: {first_few(sorted(owed.held), NAMED, ', ')}"
+    return text
 
 
 def quarantine(pipeline: Pipeline) -> str:
@@ -373,16 +359,19 @@ def quarantine(pipeline: Pipeline) -> str:
         return "nothing is in it"
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
     open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
-    found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
-    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
-    text = many(len(open_ones), "row") + (f": {by_reason}" if found else "")
-    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
+    by_reason_count = Counter(
+        {entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()}
+    )
+    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in by_reason_count.most_common())
+    text = many(len(open_ones), "row") + (f": {by_reason}" if by_reason_count else "")
+    needs_schema = by_reason_count.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
     return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
 def schemas(pipeline: Pipeline) -> str:
     """Whether schemas can be used: the newest versions of the subjects, and those that quarantined records name."""
-    bad, left_out = list[str](), 0
+    bad = list[str]()
+    left_out = 0
     ids: set[SchemaId] = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
     ids |= _quarantined_ids(pipeline)
     for schema_id in sorted(ids, key=ordered):
@@ -405,11 +394,11 @@ def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch", *SCHEMA_COLUMNS])
     reasons = pa.array([str(Reason.BAD_SCHEMA), str(Reason.REGISTRY_CHANGED)])
     rows = rows.filter(pc.and_(pc.is_null(rows["replayed_batch"]), pc.is_in(rows["reason"], reasons)))
-    found: Counter[SchemaId] = Counter()
+    rows_by_id: Counter[SchemaId] = Counter()
     for name in set(SCHEMA_COLUMNS) & set(rows.column_names):
         counted = pc.value_counts(rows[name].drop_null().combine_chunks())
-        found.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
-    return {schema_id for schema_id, _ in found.most_common(VERSIONS)}
+        rows_by_id.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return {schema_id for schema_id, _ in rows_by_id.most_common(VERSIONS)}
 
 
 def columns(pipeline: Pipeline) -> str:
@@ -424,39 +413,46 @@ def columns(pipeline: Pipeline) -> str:
 
 def names(pipeline: Pipeline) -> str:
     """Whether the entity column names a game in most of bronze's newest rows; else what it holds."""
-    bronze, entity = pipeline.open_bronze(), pipeline.settings.entity_column
+    bronze = pipeline.open_bronze()
+    entity = pipeline.settings.entity_column
     if bronze is None or not row_count(bronze):
         return "there is no row yet"
     if not has_decoded_columns(bronze):
         return "there is no record of a selected message type yet"
-    schema = pa.schema(bronze.schema())
-    if entity not in schema.names:
-        others = some_columns([name for name in schema.names if not name.startswith("_")], entity)
+    columns = pa.schema(bronze.schema()).names
+    if entity not in columns:
+        others = some_columns([name for name in columns if not name.startswith("_")], entity)
         return Hint(f"set GAME_EVENTS_ENTITY_COLUMN: bronze has no column {entity!r}. It has {others}")
-    newest_first = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
-    found = Counter[object]()
-    rows = 0
-    for part in read_parts(pipeline.bronze, pa.schema([schema.field(entity)]), [unquote(file.path) for file in newest_first]):
-        found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(entity)).to_pylist()})
-        rows += part.num_rows
-        if rows >= NEWEST_ROWS:
-            break
-    legal = sum(count for name, count in found.items() if is_game(name))
+    counted = _newest_values(pipeline, bronze, entity)
+    rows = counted.total()
+    legal = sum(count for name, count in counted.items() if is_game(name))
     text = f"{legal:,} of the newest {many(rows, 'row')} have a legal name in {entity}"
     if legal >= rows - legal:
         return text
-    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in found.most_common() if not is_game(name)][:NAMED])
+    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in counted.most_common() if not is_game(name)][:NAMED])
     return Hint(f"{text}, the others are in no table of silver: it holds {others}")
+
+
+def _newest_values(pipeline: Pipeline, bronze: DeltaTable, column: str) -> Counter[object]:
+    """Values of a column in bronze's newest files, at least `NEWEST_ROWS` if there are as many -> rows."""
+    files = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
+    schema = pa.schema([pa.schema(bronze.schema()).field(column)])
+    counted = Counter[object]()
+    for part in read_parts(pipeline.bronze, schema, [unquote(file.path) for file in files]):
+        counted.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(column)).to_pylist()})
+        if counted.total() >= NEWEST_ROWS:
+            break
+    return counted
 
 
 def statistics(pipeline: Pipeline) -> str:
     """Whether files have statistics by which readers miss rows: of earlier releases, until maintenance has renewed them."""
-    found, others = outdated_tables(pipeline, MOST_TABLES)
+    outdated, others = outdated_tables(pipeline, MOST_TABLES)
     left = f"; {many(others, 'table')} not looked at" if others else ""
-    if not found:
+    if not outdated:
         return f"readers that skip files find all rows{left}"
-    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(found.items())[:NAMED])
-    more = f" and {len(found) - NAMED} others" if len(found) > NAMED else ""
+    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(outdated.items())[:NAMED])
+    more = f" and {len(outdated) - NAMED} others" if len(outdated) > NAMED else ""
     return Hint(
         f"{names}{more} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
         f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
@@ -473,10 +469,10 @@ def check_rules(pipeline: Pipeline) -> str:
         return "no rules"
     silver = _silver_columns(pipeline)
     gold = _gold_columns(pipeline, silver) if silver is not None else None
-    found: dict[str, str] = {}
+    problems_by_rule: dict[str, str] = {}
     for layer, columns in (("silver", silver), ("gold", gold)):
-        found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
-    refuse(found, silver.names if silver is not None else [])
+        problems_by_rule |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
+    refuse(problems_by_rule, silver.names if silver is not None else [])
     against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
     return f"{len(pipeline.rules)} rules: {against}"
 
@@ -487,7 +483,8 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     Raises:
         ConfigurationError: one does not fit them.
     """
-    count, silver = len(pipeline.settings.gold_columns), _silver_columns(pipeline)
+    count = len(pipeline.settings.gold_columns)
+    silver = _silver_columns(pipeline)
     if silver is None:
         return f"{count} columns; not compared with silver's: there are no rows yet"
     player_agg_columns(pipeline.spark, pipeline.settings, silver)

@@ -35,7 +35,7 @@ from game_events.pipeline.bronze.full_refresh import refuse_unless_allowed, repl
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offsets import OffsetPlan, starting_point
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quality.decisions import Decisions
@@ -104,29 +104,36 @@ def selection_of(
     chosen = names.games(games)
     update = names.parts("--select", select or (ALL,), chosen)
     full = names.parts("--full-refresh", full_refresh, chosen)
-    notices: tuple[str, ...] = ()
-    bronze = {word for word, layer in _whole(pipeline.settings.names).items() if layer == Layer.BRONZE}
-    if ALL in full_refresh and not bronze & set(full_refresh):
-        if chosen is not None:
-            # Bronze and the unified table hold all games.
-            full = {layer: found for layer, found in full.items() if layer not in (Layer.BRONZE, Layer.UNIFIED)}
-        elif not pipeline.settings.allow_bronze_full_refresh:
-            full = {layer: found for layer, found in full.items() if layer != Layer.BRONZE}
-            notices = (
-                f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took "
-                "new records as usual",
-            )
+    kept, notices = _not_replaced(pipeline, chosen, full_refresh)
+    full = {layer: of_layer for layer, of_layer in full.items() if layer not in kept}
     return Selection(_united(update, full), full, notices, everything=chosen is None and (not select or ALL in select))
+
+
+def _not_replaced(pipeline: Pipeline, games: Games, full_refresh: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Layers that `all` does not replace, unless bronze itself is named, too; and what is said of them."""
+    names_of_bronze = {name for name, layer in _whole(pipeline.settings.names).items() if layer == Layer.BRONZE}
+    if ALL not in full_refresh or names_of_bronze & set(full_refresh):
+        return (), ()
+    if games is not None:
+        # They hold all games.
+        return (Layer.BRONZE, Layer.UNIFIED), ()
+    if pipeline.settings.allow_bronze_full_refresh:
+        return (), ()
+    notice = (
+        f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took new "
+        "records as usual"
+    )
+    return (Layer.BRONZE,), (notice,)
 
 
 def _united(one: Parts, other: Parts) -> dict[str, Games]:
     """Union, in the order of the layers; custom aggregates last."""
-    found: dict[str, Games] = {}
+    united: dict[str, Games] = {}
     for layer in (*REFRESHED, *sorted((one.keys() | other.keys()) - set(REFRESHED))):
         parts = [p[layer] for p in (one, other) if layer in p]
         if parts:
-            found[layer] = None if None in parts else frozenset().union(*(p for p in parts if p is not None))
-    return found
+            united[layer] = None if None in parts else frozenset().union(*(p for p in parts if p is not None))
+    return united
 
 
 class _Names:
@@ -144,7 +151,7 @@ class _Names:
 
     def parts(self, option: str, words: Collection[str], games: Games) -> dict[str, Games]:
         """Layer -> games of some names."""
-        found: dict[str, Games] = {}
+        by_layer: dict[str, Games] = {}
         for word in words:
             for layer, of in self._meaning(option, word):
                 narrowed = of
@@ -152,39 +159,52 @@ class _Names:
                     narrowed = games if of is None else of & games
                     if not narrowed:
                         raise ConfigurationError(f"{option}: {word} is of none of the games of --games: name it there too")
-                found = _united(found, {layer: narrowed})
-        return found
+                by_layer = _united(by_layer, {layer: narrowed})
+        return by_layer
 
     def _meaning(self, option: str, word: str) -> Iterable[tuple[str, Games]]:
+        if word == ALL:
+            return [(layer, None) for layer in (*REFRESHED, *self._own_layers)]
+        if word == Layer.GOLD:
+            return [(layer, None) for layer in (Layer.GOLD, *self._own_layers)]
+        if word in self._wholes:
+            return [(self._wholes[word], None)]
         own = self._pipeline.extensions.aggregates
-        if word in (ALL, Layer.GOLD):
-            return [(layer, None) for layer in (*(REFRESHED if word == ALL else [Layer.GOLD]), *(a.layer for a in own))]
-        called = self._pipeline.settings.names
-        partitioned = self._pipeline.lakehouse.is_partitioned
-        whole = _whole(called, partitioned=partitioned) | {a.asset: a.layer for a in own}
-        if partitioned:
-            whole |= {called.name_of(gold_of_all(a.name)): a.layer for a in own}
-        if word in whole:
-            return [(whole[word], None)]
         key = self._pipeline.lakehouse.key(word)
         tables = [(Layer.SILVER, game_of_silver(key)), (Layer.GOLD, game_of_gold(key))]
         for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in own)):
             if game is not None and game in self._all_games:
                 return [(layer, frozenset({game}))]
+        called = self._pipeline.settings.names
         template = f"{{{called.entity}}}"
         keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in own))
         raise ConfigurationError(
             f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
-            f"{', '.join(name for name in whole if name not in REFRESHED)}, and the tables "
+            f"{', '.join(name for name in self._wholes if name not in REFRESHED)}, and the tables "
             f"{', '.join(map(called.name_of, keys))}; {self._what_games()}"
         )
+
+    @cached_property
+    def _own_layers(self) -> list[str]:
+        return [aggregate.layer for aggregate in self._pipeline.extensions.aggregates]
+
+    @cached_property
+    def _wholes(self) -> dict[str, str]:
+        """Name -> whole layer."""
+        called = self._pipeline.settings.names
+        partitioned = self._pipeline.lakehouse.is_partitioned
+        own = self._pipeline.extensions.aggregates
+        whole = _whole(called, partitioned=partitioned) | {a.asset: a.layer for a in own}
+        if partitioned:
+            whole |= {called.name_of(gold_of_all(a.name)): a.layer for a in own}
+        return whole
 
     @cached_property
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze without a table."""
         allowed = frozenset(self._pipeline.settings.games)
-        found = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
-        return found & allowed if allowed else found
+        known = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
+        return known & allowed if allowed else known
 
     def _what_games(self) -> str:
         games = sorted(self._all_games)
@@ -262,7 +282,8 @@ class TriggeredRun:
 
     def silver(self) -> None:
         """Bring the games' silver tables up to bronze; first the full refreshes."""
-        update, full = self.selection.update, self.selection.full
+        update = self.selection.update
+        full = self.selection.full
         failed: Mapping[str, str] = {}
         # After a full refresh of bronze, silver is replaced in any case.
         if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
@@ -276,7 +297,8 @@ class TriggeredRun:
 
     def gold(self) -> None:
         """Bring the games' tables of the built-in aggregate up to silver; first the full refreshes."""
-        update, full = self.selection.update, self.selection.full
+        update = self.selection.update
+        full = self.selection.full
         failed: Mapping[str, str] = {}
         if Layer.GOLD in full:
             failed = refresh_gold(self.pipeline, self.report, full[Layer.GOLD], full=True)
@@ -295,7 +317,8 @@ class TriggeredRun:
 
     def own_gold(self) -> None:
         """Bring the tables of the aggregates that users defined up to silver; first the full refreshes."""
-        full, failed = self.selection.full, dict[str, Mapping[str, str]]()
+        full = self.selection.full
+        failed = dict[str, Mapping[str, str]]()
         for aggregate in self.pipeline.extensions.aggregates:
             layer = aggregate.layer
             if layer in full:
@@ -307,7 +330,8 @@ class TriggeredRun:
     @property
     def _one_pass(self) -> OnePass | None:
         """Where silver follows bronze for all games."""
-        update, full = self.selection.update, self.selection.full
+        update = self.selection.update
+        full = self.selection.full
         follows = Layer.BRONZE in update and Layer.SILVER in update and update[Layer.SILVER] is None and not full
         return self.one_pass if follows else None
 
@@ -392,17 +416,23 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
     if bronze is None:
         return frozenset()
     bronze_key = BronzeIdentity.of(bronze).key
-    decisions = Decisions.read(pipeline, bronze_key)
-    found = set[tuple[str, str]]()
-    if decisions.handle is not None and decisions.rejected_rows:
-        rows = read_table(pipeline.spark, decisions.handle)
-        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
-        found = {(row["reason"], row["game"]) for row in rows.select("reason", "game").distinct().collect()}
-    games = {game for reason, game in found if not rules or reason in rules}
-    if not rules or rules - {reason for reason, _ in found}:
+    games_of = _rejected_games(pipeline, Decisions.read(pipeline, bronze_key))
+    games = {game for rule in rules or games_of for game in games_of.get(rule, ())}
+    if not rules or rules - games_of.keys():
         known = pipeline.progress.read(bronze_key).games
         games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
     return frozenset(games)
+
+
+def _rejected_games(pipeline: Pipeline, decisions: Decisions) -> dict[str, set[str]]:
+    """Rule -> games with rows in quarantine that it has rejected."""
+    games: dict[str, set[str]] = {}
+    if decisions.handle is not None and decisions.rejected_rows:
+        rows = read_table(pipeline.spark, decisions.handle)
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
+        for row in rows.select("reason", "game").distinct().collect():
+            games.setdefault(row["reason"], set()).add(row["game"])
+    return games
 
 
 #: Games that a text names.
@@ -440,19 +470,24 @@ def backlog(pipeline: Pipeline) -> Backlog:
     now = pipeline.source_snapshot()
     bronze = pipeline.open_bronze()
     if bronze is None:
-        start = starting_point(pipeline, now)
-        waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
-        return Backlog(waiting, {layer: [] for layer in DOWNSTREAM})
+        return Backlog(_records(now, starting_point(pipeline, now), now.latest), {layer: [] for layer in DOWNSTREAM})
     part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     owed = due(pipeline)
-    behind, games = {*owed.rows, *owed.failed}, dict[str, list[str]]()
+    behind = {*owed.rows, *owed.failed}
+    games: dict[str, list[str]] = {}
     for layer in DOWNSTREAM:
-        late = (game for game, batch in state.games.items() if layer != Layer.SILVER and batch > state.floor(layer))
-        behind |= state.failed_in(layer).difference(owed.held).union(late)
+        behind |= state.failed_in(layer).difference(owed.held)
+        if layer != Layer.SILVER:
+            behind |= {game for game, batch in state.games.items() if batch > state.floor(layer)}
         games[layer] = sorted(behind)
-    records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
+    records = {} if part is None else _records(now, part.start, part.end)
     return Backlog(records, games, owed.rows.total(), owed.readmitted)
+
+
+def _records(now: SourceSnapshot, start: Offsets, end: Offsets) -> Offsets:
+    """Partition -> number of records in a range, if any."""
+    return {p: (last - start[p]) // now.unit for p, last in end.items() if last > start[p]}
 
 
 def left_out_until_now(games: Mapping[str, int]) -> str:

@@ -13,8 +13,7 @@ from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.store import RegistryChangedError, SchemaStore
-from game_events.plugins.files.schemas import FileSchemas
-from game_events.schema_registry import SchemaRegistry
+from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
 #: Message types of one schema that are described; records of the others are decoded, too.
@@ -26,7 +25,7 @@ class SchemaCatalog(SchemaStore):
 
     def __init__(
         self,
-        registry: SchemaRegistry | FileSchemas,
+        registry: SchemaLookup,
         lakehouse: Lakehouse,
         selected: Collection[str] = frozenset(),
         *,

@@ -46,13 +46,13 @@ class SchemaHistory:
 
     def versions(self) -> list[SubjectVersion]:
         """All versions, oldest first; ConfigurationError if there is no such subject."""
-        found = self.registry.versions(self.subject)
-        if not found:
+        versions = self.registry.versions(self.subject)
+        if not versions:
             raise ConfigurationError(
                 f"the registry {self.registry.url} has no subject {self.subject!r}: is GAME_EVENTS_KAFKA_TOPIC right, and was "
                 "anything produced to it? (another one: --subject)"
             )
-        return found
+        return versions
 
     def version(self, number: int | None) -> SubjectVersion:
         """One version (None: the newest); ConfigurationError if there is no such version."""
@@ -85,7 +85,9 @@ class SchemaHistory:
 
     def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
         """Changes of the fields in `fields`, and of the values of enums; DataError if a schema does not compile."""
-        catalog, columns, ids = self._catalog, self._columns(), (old.schema_id, new.schema_id)
+        catalog = self._catalog
+        columns = self._columns()
+        ids = (old.schema_id, new.schema_id)
         before, after = (catalog.messages(schema_id, columns.messages) for schema_id in ids)
         return compare(before, after, columns) + compare_enums(*(catalog.require(schema_id).enums() for schema_id in ids))
 
@@ -138,12 +140,12 @@ def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
     bronze = lakehouse.table(BRONZE).open_to_read()
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
-    found: dict[tuple[str, str, str], ColumnOrigin] = {}
+    by_column: dict[tuple[str, str, str], ColumnOrigin] = {}
     for origin in _fields(lakehouse, known, versions):
         key = (origin.column, origin.message, origin.declared)
-        first = found.get(key, origin)
-        found[key] = replace(origin, first_schema=first.first_schema, first_version=first.first_version)
-    return list(found.values())
+        first = by_column.get(key, origin)
+        by_column[key] = replace(origin, first_schema=first.first_schema, first_version=first.first_version)
+    return list(by_column.values())
 
 
 def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int]) -> Iterator[ColumnOrigin]:
@@ -172,9 +174,9 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int])
 
 def _versions(lakehouse: Lakehouse) -> dict[str, int]:
     """Schema id -> version, from the event log."""
-    found = {}
+    versions = {}
     for event in read_events(lakehouse, kind="schema").to_pylist():
         detail = json.loads(event["detail"]) if event["detail"] else {}
         if isinstance(detail.get("version"), int):
-            found[str(detail["schema_id"])] = detail["version"]
-    return found
+            versions[str(detail["schema_id"])] = detail["version"]
+    return versions

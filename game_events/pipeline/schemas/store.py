@@ -30,8 +30,7 @@ from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.data.reading import may_hold
 from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
-from game_events.plugins.files.schemas import FileSchemas
-from game_events.schema_registry import SchemaRegistry
+from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
 #: Seconds without requests for an id that the registry did not know: a flood of such ids costs no request per micro-batch.
@@ -101,7 +100,7 @@ class SchemaStore:
     #: Whether messages of protobuf that are decimals become decimals.
     decimals = False
 
-    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
+    def __init__(self, registry: SchemaLookup, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
         """Read the archive's ids; the registry is asked later, id by id."""
         self._unknown_s = unknown_s
         self._registry = registry
@@ -291,9 +290,8 @@ class SchemaStore:
         return declared_names(self._text(schema_id, known))
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Add schemas that came with the records of files."""
-        if isinstance(self._registry, FileSchemas):
-            self._registry.offer(schemas)
+        """Add schemas that came with the records."""
+        self._registry.offer(schemas)
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
@@ -319,6 +317,9 @@ SCHEMA = schema_of(
     digest=(pa.string(), "Hash of text and references"),
     archived_at=(pa.timestamp("us", tz="UTC"), "When its first record was read (UTC)"),
 )
+
+#: Without the time: to make Python's times of times with a zone Arrow imports pandas.
+_READ_COLUMNS = [name for name in SCHEMA.names if name != "archived_at"]
 
 
 class SchemaArchive:
@@ -378,8 +379,7 @@ class SchemaArchive:
         if paths == []:
             return {}
         schemas: dict[SchemaId, RegistrySchema] = {}
-        # Without the time: to make Python's times of times with a zone Arrow imports pandas.
-        for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"], paths).to_pylist():
+        for row in self.declaration.read(handle, _READ_COLUMNS, paths).to_pylist():
             schema = _schema_of(row)
             schema_id = schema.schema_id
             if schema_ids is not None and schema_id not in schema_ids:

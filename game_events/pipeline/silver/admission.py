@@ -14,7 +14,7 @@ and by which settings, so nothing is read while no setting lets in more names th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -33,8 +33,8 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer, is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.pipeline.silver.stage import SilverInput, Staging
+from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 
 
 def most_games(settings: Settings) -> int:
@@ -90,7 +90,8 @@ def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[st
 
 def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
     """Rows of the most frequent new names, as many as can be admitted; and the rows of all new names, by reason."""
-    settings, spark = work.source.pipeline.settings, work.source.pipeline.spark
+    settings = work.source.pipeline.settings
+    spark = work.source.pipeline.spark
     games = spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
     name = F.col("name")
     new = work.names().join(F.broadcast(games), name == F.col("_game"), "left_anti")
@@ -115,7 +116,8 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     # Read first: PySpark's columns need a session, and this may be its first use.
     rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
-    settings, known = pipeline.settings, set(state.games)
+    settings = pipeline.settings
+    known = set(state.games)
     rows = rows.select(F.col(settings.entity_column).alias("game")).where(is_valid(F.col("game")))
     if settings.games:
         rows = rows.where(F.col("game").isin(*settings.games))
@@ -166,7 +168,8 @@ def due(pipeline: Pipeline) -> Due:
     if bronze is None or not counter(bronze, Txn.BATCH):
         return Due()
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
-    floor, routing = state.floor(Layer.SILVER), Routing(frozenset(pipeline.settings.games))
+    floor = state.floor(Layer.SILVER)
+    routing = Routing(frozenset(pipeline.settings.games))
 
     def above(name: object) -> int:
         return max(floor, state.games.get(str(name), 0)) if routing.refusal(name) is None else NEVER
@@ -185,29 +188,38 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
 
     Bronze is read only if the settings let in more names than those by which rows were left out.
     """
-    settings, left, now = pipeline.settings, state.left_out, Admission.of(pipeline.settings)
+    settings = pipeline.settings
+    left = state.left_out
+    now = Admission.of(settings)
     if left.covers(now):
         return Counter(), left
-    routing, listed = Routing(frozenset(settings.games)), state.failed_in(Layer.SILVER)
+    routing = Routing(frozenset(settings.games))
+    listed = state.failed_in(Layer.SILVER)
 
     def above(name: object) -> int:
         return max(left.first - 1, state.games.get(str(name), 0)) if is_game(name) and name not in listed else NEVER
 
-    found, stays = Counter[str](), NEVER
+    let_in_rows = Counter[str]()
+    stays = NEVER
     for part in _parts(pipeline, bronze, left.first - 1, left.last):
         lacking = pc.and_(part.later_than(above), pc.less_equal(part.batches, left.last))
         let_in = part.of_each(lambda name: routing.refusal(name) is None, pa.bool_())
-        found.update(part.counts(pc.and_(lacking, let_in)))
+        let_in_rows.update(part.counts(pc.and_(lacking, let_in)))
         others = part.batches.filter(pc.and_(lacking, pc.invert(let_in)))
         stays = min(stays, pc.min(others).as_py() if len(others) else NEVER)
-        if len(found) > MOST_NAMES:
-            kept = {name: rows for name, rows in found.items() if name in state.games}
-            found = Counter(dict(found.most_common(MOST_NAMES // 2)) | kept)
+        if len(let_in_rows) > MOST_NAMES:
+            let_in_rows = _fewer(let_in_rows, state.games)
     known = {*state.games, *listed}
-    _, refused = admit(settings, known, {name: rows for name, rows in found.items() if name not in known})
-    readmitted = Counter({name: rows for name, rows in found.items() if name not in refused})
+    _, refused = admit(settings, known, {name: rows for name, rows in let_in_rows.items() if name not in known})
+    readmitted = Counter({name: rows for name, rows in let_in_rows.items() if name not in refused})
     first = left.first if refused else stays
     return readmitted, LeftOut(first, left.last, _by(left, now)) if first < NEVER else LeftOut()
+
+
+def _fewer(names: Counter[str], games: Collection[str]) -> Counter[str]:
+    """The names with most rows, and all that are games."""
+    kept = {name: rows for name, rows in names.items() if name in games}
+    return Counter(dict(names.most_common(MOST_NAMES // 2)) | kept)
 
 
 def _by(left: LeftOut, now: Admission) -> Admission:
@@ -235,8 +247,8 @@ class _Part:
 
     def counts(self, mask: pa.Array) -> dict[str, int]:
         """Name -> rows of a mask."""
-        found = pc.value_counts(self.numbers.filter(mask))
-        return {str(self.names[entry["values"]]): entry["counts"] for entry in found.to_pylist()}
+        counts = pc.value_counts(self.numbers.filter(mask))
+        return {str(self.names[entry["values"]]): entry["counts"] for entry in counts.to_pylist()}
 
 
 def _parts(pipeline: Pipeline, bronze: DeltaTable, above: int, last: int = NEVER) -> Iterator[_Part]:

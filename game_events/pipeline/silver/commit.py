@@ -1,14 +1,14 @@
 """Commits of silver's staged rows: rules that fail, then quarantine's rejections, then one commit for each game."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.commit import Commit, Landed
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
@@ -18,18 +18,19 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, names_of, silver_name, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import message_comment
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
-from game_events.pipeline.quality.judging import DISPOSITION, HELD_BACK, READMIT, failed_rules
+from game_events.pipeline.quality.rules import failed_rules, judge
 from game_events.pipeline.quarantine import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult, RuleCounts, SilverResult
-from game_events.pipeline.silver.stage import SilverInput, Start, rows_from
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
+from game_events.pipeline.silver.stage import GameStart, SilverInput, rows_from
 from game_events.spark.config import null_on_error
+from game_events.workers.results import FanOutResult, RuleCounts
+from game_events.workers.rules import DISPOSITION, HELD_BACK, READMIT
 
 
 def settle(
-    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> Committed:
     """Commit what was staged for the games of `starts`.
 
@@ -44,23 +45,22 @@ def settle(
     | the silver table is not at the batch that was planned from | retry | deleted by the commit |
     | else | committed | in quarantine and silver |
     """
-    rules, failed = source.rules.rules, dict[str, str]()
-    for game in starts:
-        why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
-        if why is not None:
-            failed[game] = why
-            if game in result.counts:
-                report.add_rules(Layer.SILVER, game, rules, result.counts[game])
+    rules = source.rules.rules
+    failed = _failed(source, starts, result, report)
     ready = {game: start for game, start in starts.items() if game not in failed}
-    bronze = source.pipeline.open_bronze()
-    current = bronze is not None and BronzeIdentity.of(bronze) == source.bronze and erasures(bronze) == erasures(source.handle)
+    current = _is_current(source)
     retry = decide_rejections(source, decisions, ready, result, report) if current else set(ready)
     for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
         drop(source.pipeline, result, game, quarantine=game in failed or not current)
-    plans = {g: partial(_commit_plan, source, decisions, g, s, result) for g, s in ready.items() if g not in retry}
+    plans = {
+        game: partial(_commit_plan, source, decisions, game, start, result)
+        for game, start in ready.items()
+        if game not in retry
+    }
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
+        counts = result.counts.get(game)
+        table = source.pipeline.lakehouse.silver(game)
         source.pipeline.tables.publish(table, landed.handle)
         schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
@@ -71,60 +71,109 @@ def settle(
     return committed
 
 
+def _is_current(source: SilverInput) -> bool:
+    """Whether bronze has the contents that were read, and nobody was erased from it since."""
+    bronze = source.pipeline.open_bronze()
+    if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
+        return False
+    return erasures(bronze) == erasures(source.handle)
+
+
+def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport) -> dict[str, str]:
+    """Game -> why nothing of it is committed: its files could not be written, or a rule forbids it."""
+    rules = source.rules.rules
+    failed: dict[str, str] = {}
+    for game in starts:
+        why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
+        if why is not None:
+            failed[game] = why
+            if game in result.counts:
+                report.add_rules(Layer.SILVER, game, rules, result.counts[game])
+    return failed
+
+
 def decide_rejections(
-    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
-    pipeline = source.pipeline
-    redecided = {game: start for game, start in starts.items() if start.redecide}
-    if not (source.rules.has("quarantine") or decisions.in_force or redecided):
-        # Decisions of a concurrent run with other rules hold for this run, too.
-        return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
-    found = {game: result.counts.get(game, RuleCounts()) for game in starts}
-    due = {
-        game: RejectionDecision(
-            source.batch,
-            result.rejected.get(game, []),
-            next_incarnation(decisions, game, start) if start.redecide else None,
-        )
-        for game, start in starts.items()
-    }
-    # Rows of quarantine that the rules of this run do not hold back are released.
-    released = {game: start for game, start in redecided.items() if decisions.rejected_rows[game] > found[game].held}
-    rewritten = noted(source, decisions, released) if released else Rewritten()
-    landed, moved = decide(pipeline, decisions, due, rewritten)
-    if landed is not None:
-        reasons = [found[game].reasons for game in due if game not in moved]
-        rows = sum(of_game.total() for of_game in reasons)
-        report.add(LayerResult(rejected=sum(reasons, Counter[str]())))
-        readmitted = sum(found[game].readmitted for game in released)
-        report.add(SilverResult(readmitted=readmitted))
-        gone = sum(decisions.rejected_rows[game] - found[game].held for game in released) - readmitted
-        if gone:
-            report.warn(
-                f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
-                f"have, or not of that {pipeline.settings.names.entity}: they are history"
-            )
-        if rows or rewritten.paths:
-            with_rows = replace(landed, rows=rows)
-            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+    judged_again = [game for game, start in starts.items() if start.judge_again]
+    if not (source.rules.has("quarantine") or decisions.in_force or judged_again):
+        return _decided_by_others(source, starts)
+    due = {game: _decision(source, decisions, game, start, result) for game, start in starts.items()}
+    released = _released(decisions, judged_again, result)
+    rewritten = noted(source, decisions, {game: starts[game] for game in released}) if released else Rewritten()
+    landed, moved = decide(source.pipeline, decisions, due, rewritten)
+    if landed is None:
+        return moved
+    _report_released(source, decisions, released, report)
+    _report_rejected(source, _counts_of(result, due.keys() - moved), landed, rewritten, report)
     return moved
 
 
-def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def _decided_by_others(source: SilverInput, starts: Mapping[str, GameStart]) -> set[str]:
+    """The games to retry if this run decides nothing: decisions of a concurrent run with other rules hold for it, too."""
+    decisions = Decisions.read(source.pipeline, source.bronze.key)
+    return set(starts) if decisions.in_force else set()
+
+
+def _decision(
+    source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult
+) -> RejectionDecision:
+    """Which of a game's rows are rejected; if all of them were judged again, with the incarnation of its next table."""
+    target = next_incarnation(decisions, game, start) if start.judge_again else None
+    return RejectionDecision(source.batch, result.rejected.get(game, []), target)
+
+
+def _released(decisions: Decisions, judged_again: Collection[str], result: FanOutResult) -> dict[str, RuleCounts]:
+    """Games with rows in quarantine that the rules of this run do not hold back."""
+    counts = {game: result.counts.get(game, RuleCounts()) for game in judged_again}
+    return {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
+
+
+def _counts_of(result: FanOutResult, games: Collection[str]) -> list[RuleCounts]:
+    return [counts for game, counts in result.counts.items() if game in games]
+
+
+def _report_rejected(
+    source: SilverInput, counts: Collection[RuleCounts], landed: Landed, rewritten: Rewritten, report: RunReport
+) -> None:
+    """Report the rows that were rejected, and quarantine if its files changed."""
+    reasons = sum((of_game.reasons for of_game in counts), Counter[str]())
+    report.add(LayerResult(rejected=reasons))
+    if reasons or rewritten.paths:
+        with_rows = replace(landed, rows=reasons.total())
+        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+
+
+def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:
+    """Report rejected rows that the rules accept now, and those whose records bronze does not have."""
+    pipeline = source.pipeline
+    readmitted = sum(counts.readmitted for counts in released.values())
+    report.add(SilverResult(readmitted=readmitted))
+    gone = sum(decisions.rejected_rows[game] - counts.held for game, counts in released.items()) - readmitted
+    if gone:
+        report.warn(
+            f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
+            f"have, or not of that {pipeline.settings.names.entity}: they are history"
+        )
+
+
+def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart]) -> Rewritten:
     """Rewrite the files of quarantine with these games' rejected rows; rows that are not held back now are marked as replayed.
 
     `replayed_batch` is the last bronze batch of the staged rows; `replayed_table`, of rows that pass, the id of the game's
     silver table (its name if there is none yet). Bronze's version and the rules are those of the staged rows, and rules are
     deterministic, so the rows that pass are those in the staged files.
     """
-    held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
-    if held is None or handle is None:
+    held_rows = decisions.held_rows(source.pipeline, starts)
+    handle = decisions.handle
+    spark = source.pipeline.spark
+    if held_rows is None or handle is None:
         return Rewritten()
     with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
-        rows = rows.join(held, list(COORDINATES), "left_semi")
-        judged = source.rules.judged(rows, held).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
+        rows = rows.join(held_rows, list(COORDINATES), "left_semi")
+        judged = judge(source.rules, rows, held_rows).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
         judged = judged.select(*COORDINATES, F.col("_game").alias("game"), DISPOSITION)
         tables = {game: table_id(start.handle) or silver_name(game) for game, start in starts.items()}
         of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))
@@ -132,17 +181,20 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
         rejected = (F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
         touched = read_table(spark, handle).where(rejected).select(file_name())
         leaves = rejected & ~F.col(DISPOSITION).eqNullSafe(HELD_BACK)
-        keys, table, batch = [*COORDINATES, "game"], F.col("_table"), source.batch
+        keys = [*COORDINATES, "game"]
+        table = F.col("_table")
+        batch = source.batch
         marked = partial(marked_files, keys=keys, replayed=leaves, table=table, batch=batch)
         return Rewritten(*marked(source.pipeline, handle, touched, judged))
 
 
-def _columns(source: SilverInput, start: Start, result: FanOutResult, game: str) -> pa.Schema:
+def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: str) -> pa.Schema:
     """Columns of a game's table after its commit: those that every game has, that the game has sent, or that the table has.
 
     Rows that replace all others bring their own.
     """
-    sent, table = result.columns.get(game, frozenset()), start.handle
+    sent = result.columns.get(game, frozenset())
+    table = start.handle
     kept = names_of(table) if table is not None and not (start.replace and sent) else frozenset()
     return source.columns_with(sent | kept)
 
@@ -156,22 +208,17 @@ def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: boo
     result.counts.pop(game, None)
 
 
-def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
+def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> Commit | None:
     """The commit of one game; None: plan it again."""
     handle = start.handle
     if source.bronze.erased(handle) > erasures(source.handle):
         # The staged rows may be of a data subject who was erased after bronze was read.
         drop(source.pipeline, result, game, quarantine=False)
         return None
-    advance = {source.bronze.app: source.batch}
-    if start.replace or handle is None:
-        advance |= {Txn.INCARNATION: target} if (target := next_incarnation(decisions, game, start)) else {}
-    counts = result.counts.get(game, RuleCounts())
-    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
-        if rows or txn(handle, app) is not None:
-            advance[app] = rows + (0 if start.replace else counter(handle, app))
-    words, table = source.pipeline.settings.names, source.pipeline.lakehouse.silver(game)
-    of = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
+    advance = _advance(source, decisions, game, start, result)
+    words = source.pipeline.settings.names
+    table = source.pipeline.lakehouse.silver(game)
+    whose = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
     return Commit(
         table,
         _columns(source, start, result, game),
@@ -187,11 +234,27 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
         # All rows are new: columns may go and types may change.
         reshape=start.replace,
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
-        description=f"Events of {of} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
+        description=f"Events of {whose} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
     )
 
 
-def next_incarnation(decisions: Decisions, game: str, start: Start) -> int:
+def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> dict[str, int]:
+    """Transactions of a silver table after the commit."""
+    handle = start.handle
+    advance = {source.bronze.app: source.batch}
+    if start.replace or handle is None:
+        target = next_incarnation(decisions, game, start)
+        if target:
+            advance[Txn.INCARNATION] = target
+    counts = result.counts.get(game, RuleCounts())
+    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
+        if rows or txn(handle, app) is not None:
+            advance[app] = rows + (0 if start.replace else counter(handle, app))
+    return advance
+
+
+def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:
     """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
-    decided, before = decisions.incarnation(game), incarnation(start.handle)
-    return max(before, decided) + 1 if start.redecide else max(before + (start.handle is not None), decided)
+    decided = decisions.incarnation(game)
+    before = incarnation(start.handle)
+    return max(before, decided) + 1 if start.judge_again else max(before + (start.handle is not None), decided)

@@ -28,15 +28,16 @@ from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.job import INVALID, NO_NAME, OVER_LIMIT, FanOutResult, Routing
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start, stage_games
+from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, stage_games
+from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
+from game_events.workers.results import FanOutResult
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class PassResult:
 
     def then(self, later: PassResult) -> PassResult:
         """Both results together; only the later pass has games to retry."""
-        done, failed, replaced = self.done | later.done, self.failed | later.failed, self.replaced | later.replaced
+        done = self.done | later.done
+        failed = self.failed | later.failed
+        replaced = self.replaced | later.replaced
         return PassResult(done, failed, later.retry, replaced, self.unrouted + later.unrouted)
 
 
@@ -84,22 +87,23 @@ def run_pass(run: SilverRun, games: Collection[str] | None = None) -> PassResult
     """Stage rows in one Spark job, commit them by game: all games from the low watermark, or these from their own batches."""
     decisions = Decisions.read(run.pipeline, run.source.bronze.key)
     if games is None:
-        starts, staged, found = _stage_from_watermark(run, decisions)
+        starts, staged, settled = _stage_from_watermark(run, decisions)
     else:
-        starts, staged, found = _stage_from_tables(run, decisions, games)
+        starts, staged, settled = _stage_from_tables(run, decisions, games)
     if not starts:
-        return found
+        return settled
     outcome = settle(run.source, decisions, starts, staged, run.report)
     run.report.mark_new(Layer.SILVER, outcome.landed.keys() - run.state.games.keys())
     # Tables that the first pass replaces are above the low watermarks of the later layers.
     replaced = frozenset(game for game in outcome.landed if starts[game].replace and games is not None)
     done = dict.fromkeys(outcome.landed, run.source.batch)
-    return found.then(PassResult(done, outcome.failed, found.retry | outcome.again, replaced))
+    return settled.then(PassResult(done, outcome.failed, settled.retry | outcome.again, replaced))
 
 
-def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
     """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
-    pipeline, floor = run.pipeline, run.state.floor(Layer.SILVER)
+    pipeline = run.pipeline
+    floor = run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
     result, unrouted = _stage_admitted(run, decisions)
     failpoints.reach("silver_staged")
@@ -108,14 +112,15 @@ def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[st
             f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
-    starts: dict[str, Start] = {}
-    failed, retry = dict(result.failed), set()
+    starts: dict[str, GameStart] = {}
+    failed = dict(result.failed)
+    retry = set()
     for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
-        if isinstance(start, Start) and is_at_watermark(run.state, decisions, game, start):
-            starts[game] = replace(start, begin=floor)
+        if isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start):
+            starts[game] = replace(start, read_after=floor)
             continue
         drop(pipeline, result, game)
-        if isinstance(start, Start):
+        if isinstance(start, GameStart):
             retry.add(game)
         else:
             failed[game] = start
@@ -124,45 +129,53 @@ def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[st
 
 def _stage_from_tables(
     run: SilverRun, decisions: Decisions, games: Collection[str]
-) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
     """Stage each game's rows above the batch of its own table."""
-    pipeline, source = run.pipeline, run.source
-    rejects = source.rules.has("quarantine") or decisions.in_force
-    allowed = sorted(game for game in games if is_allowed(pipeline, game))
-    starts: dict[str, Start] = {}
+    pipeline = run.pipeline
+    starts, settled = _starts_of_tables(run, decisions, games)
+    result = FanOutResult()
+    if starts:
+        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
+        routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
+        lowest = min(start.read_after for start in starts.values())
+        result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions))
+        failpoints.reach("silver_replanned")
+    for game in starts.keys() - result.games - result.failed.keys():
+        start = starts[game]
+        # All its rows are gone from bronze: the silver table is the only one that has them.
+        expired = start.handle is not None and start.last_batch_in_table is None and not pipeline.extensions.transformed(game)
+        if expired or not start.replace:
+            del starts[game]
+            if start.handle is not None and not expired:
+                settled.done[game] = start.read_after  # bronze has no new rows of the game
+    return starts, result, settled
+
+
+def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[str]) -> tuple[dict[str, GameStart], PassResult]:
+    """The starts of games that have something to stage; the others are done, failed, or for the next pass."""
+    batch = run.source.batch
+    rejects = run.source.rules.has("quarantine") or decisions.in_force
+    allowed = sorted(game for game in games if is_allowed(run.pipeline, game))
+    starts: dict[str, GameStart] = {}
     done: dict[str, int] = {}
     failed: dict[str, str] = {}
     retry: set[str] = set()
     for game, start in starts_of(run, decisions, allowed, redecide=run.full and rejects).items():
         if isinstance(start, str):
             failed[game] = start
-        elif (start.replace and (start.taken or 0) > source.batch) or (start.redecide and start.decided > source.batch):
+        elif start.is_behind(batch):
             retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
-        elif start.begin >= source.batch and not start.replace:
-            done[game] = start.begin
+        elif start.read_after >= batch and not start.replace:
+            done[game] = start.read_after
         else:
-            starts[game] = replace(start, decided=0) if start.redecide else start
-    result = FanOutResult()
-    if starts:
-        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
-        routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
-        lowest = min(start.begin for start in starts.values())
-        result = stage_games(Staging(source, lowest, routed, len(starts), dict(starts), decisions))
-        failpoints.reach("silver_replanned")
-    for game in starts.keys() - result.games - result.failed.keys():
-        start = starts[game]
-        # All its rows are gone from bronze: the silver table is the only one that has them.
-        expired = start.handle is not None and start.taken is None and not pipeline.extensions.transformed(game)
-        if expired or not start.replace:
-            del starts[game]
-            if start.handle is not None and not expired:
-                done[game] = start.begin  # bronze has no new rows of the game
-    return starts, result, PassResult(done, failed, frozenset(retry))
+            starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
+    return starts, PassResult(done, failed, frozenset(retry))
 
 
 def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
-    pipeline, settings = run.pipeline, run.pipeline.settings
+    pipeline = run.pipeline
+    settings = pipeline.settings
     # Games that failed are staged by the next pass: their rows may crash a worker. They count as admitted.
     left_out = frozenset(run.state.failed_in(Layer.SILVER))
     known = {*run.state.games, *left_out}
@@ -174,19 +187,26 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     if result.crowded:
         only, others = counted_routing(work, known)
         return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
-    new = {game: result.rows(game) for game in result.games if game not in known}
-    _, refused = admit(settings, known, new)
-    if refused:
-        # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
-        opened = for_games(new, guarded(lambda game: pipeline.tables.peek(pipeline.lakehouse.silver(game))))
-        had = {game for game, found in opened.items() if found is not None}
-        _, refused = admit(settings, known | had, {g: rows for g, rows in new.items() if g not in had})
+    refused = _refused(pipeline, known, result)
     for game in refused:
         drop(pipeline, result, game)
         remove_empty_folder(pipeline.lakehouse.silver(game))
     unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
     unrouted[OVER_LIMIT] += sum(refused.values())
     return result, unrouted
+
+
+def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mapping[str, int]:
+    """New names among the staged games that are not admitted, with their number of rows."""
+    new = {game: result.rows(game) for game in result.games if game not in known}
+    _, refused = admit(pipeline.settings, known, new)
+    if not refused:
+        return refused
+    # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
+    opened = for_games(new, guarded(lambda game: pipeline.tables.peek(pipeline.lakehouse.silver(game))))
+    had = {game for game, table in opened.items() if table is not None}
+    _, refused = admit(pipeline.settings, {*known, *had}, {game: rows for game, rows in new.items() if game not in had})
+    return refused
 
 
 def _held(run: SilverRun, work: Staging) -> FanOutResult | None:
@@ -196,16 +216,17 @@ def _held(run: SilverRun, work: Staging) -> FanOutResult | None:
     return run.one_pass.take(work.files, work.task)
 
 
-def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, Start | str]:
+def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
     """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
     bronze = run.source.bronze
     needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
 
-    def start(game: str) -> Start:
+    def start(game: str) -> GameStart:
         handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
         # The handle keeps what was read: during a long job the log may lose the entries that the commit needs.
         txns(handle, needed)
-        taken, decided = bronze.taken(handle), decisions.batch(game)
+        taken = bronze.taken(handle)
+        decided = decisions.batch(game)
         whole = run.full or decisions.incarnation(game) > incarnation(handle)
         whole = whole or taken is None or (handle is not None and restored(handle))
         # Rows that quarantine holds from other contents of bronze are decided again, too.
@@ -213,12 +234,19 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
         begin = 0 if taken is None or whole or again else taken
         if handle is not None and begin == 0:
             run.pipeline.lakehouse.silver(game).writable(handle, replaced=True)
-        return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, redecide=again)
+        return GameStart(
+            handle,
+            taken,
+            begin,
+            replace=handle is not None and begin == 0,
+            rejections_decided_to=decided or 0,
+            judge_again=again,
+        )
 
     return for_games(games, guarded(start))
 
 
-def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Start) -> bool:
+def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: GameStart) -> bool:
     """Whether a game's rows above the low watermark are exactly those that its table lacks.
 
     | its silver table | at the low watermark |
@@ -233,15 +261,19 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Sta
     And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
     """
     floor = state.floor(Layer.SILVER)
-    if game in state.failed_in(Layer.SILVER) or start.redecide or start.decided > (start.taken or 0):
+    if (
+        game in state.failed_in(Layer.SILVER)
+        or start.judge_again
+        or start.rejections_decided_to > (start.last_batch_in_table or 0)
+    ):
         return False
     if decisions.incarnation(game) > incarnation(start.handle):
         return False
     if start.handle is None:
         return not floor or (game not in state.games and not state.left_out_to(game))
-    if start.taken is None:
+    if start.last_batch_in_table is None:
         return not floor
-    return not start.replace and max(state.games.get(game, 0), state.left_out_to(game)) <= start.taken <= floor
+    return not start.replace and max(state.games.get(game, 0), state.left_out_to(game)) <= start.last_batch_in_table <= floor
 
 
 #: Noted for a game with pending rows that is not in the allow list.
@@ -285,7 +317,9 @@ def refresh_silver(
             from every later run.
         ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
-    began, failed = time.monotonic(), dict[str, str]()
+    began = time.monotonic()
+    failed = dict[str, str]()
+    not_replaced = not_replaced or {}
     refuse_other_layout(pipeline.lakehouse)
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
@@ -294,17 +328,18 @@ def refresh_silver(
             return {}  # there is no record of a selected message type yet
         source = SilverInput.of(pipeline, handle)
         state = pipeline.progress.read(source.bronze.key)
-        for game, why in (not_replaced or {}).items():
+        for game, why in not_replaced.items():
             state = state.pending(Layer.SILVER, [game], why)
         try:
-            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced or {})
+            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced)
             break
         except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:
                 raise
         except ExtensionError as error:
             # It concerns all games: silver does not move, and the run still reports bronze.
-            asset, root = pipeline.settings.names.silver_asset, pipeline.lakehouse.root
+            asset = pipeline.settings.names.silver_asset
+            root = pipeline.lakehouse.root
             report.add(LayerResult(tables=[TableReport(Layer.SILVER, asset, root, error=str(error))]))
             break
     report.add_seconds(Layer.SILVER, time.monotonic() - began)
@@ -312,38 +347,27 @@ def refresh_silver(
 
 
 def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
-    """All passes, the report of failed games, and the new progress; returns failed game -> reason."""
-    pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
+    """All passes, the report of failed games, and the new progress; returns failed game -> reason.
+
+    1. A run over every game reads the rows above the low watermark; another one has the games that it was asked for.
+    2. Games that the pass could not take get passes of their own, until none is left or the attempts are used up.
+    3. Failed games are reported, and the progress is written.
+    """
+    pipeline = run.pipeline
+    redecided = run.state.redecided
     _refuse_another_column(run)
     if run.whole:
         run = replace(run, state=_with_readmitted(run))
-        state = run.state
-        result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
-        result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER))
-        decisions = Decisions.read(pipeline, run.source.bronze.key)
-        if decisions.redecisions != redecided:
-            # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
-            peek, silver = pipeline.tables.peek, pipeline.lakehouse.silver
-            due = guarded(lambda game: decisions.incarnation(game) > incarnation(peek(silver(game))))
-            undone = {game for game, found in for_games(filter(decisions.incarnation, state.games), due).items() if found}
-            _note_replaced(run, undone)
-            result, redecided = replace(result, retry=result.retry | undone), decisions.redecisions
+        result, redecided = _from_watermark(run, redecided)
     else:
         result = PassResult(retry=_requested(run))
-    # A later run may allow games that the allow list leaves out now: their rows are below the low watermark then.
-    noted = result.retry & (state.games.keys() | state.failed_in(Layer.SILVER))
-    owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)} | dict(not_replaced)
+    owed = _owed(run, result) | dict(not_replaced)
     result = replace(result, retry=result.retry - not_replaced.keys())
     for attempt in range(GAME_ATTEMPTS):
-        bronze = pipeline.open_bronze() if result.retry else None
-        bronze = refuse_restored(pipeline.bronze, bronze) if bronze is not None else None
-        if bronze is not None and run.full and attempt:
-            # A concurrent run has decided on rows that this run has not read.
-            run = replace(run, source=SilverInput.of(pipeline, bronze))
-        if bronze is None or BronzeIdentity.of(bronze) != run.source.bronze:
-            break  # bronze has other contents now: the next run reads them
-        if erasures(bronze) != erasures(run.source.handle):
-            raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+        current = _with_current_bronze(run, again=attempt > 0) if result.retry else None
+        if current is None:
+            break
+        run = current
         result = result.then(run_pass(run, result.retry))
     lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
     result = replace(result, failed=result.failed | lost)
@@ -353,6 +377,52 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted, notices=_unrouted_notices(run, result)))
     return result.failed
+
+
+def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
+    """The run, for its next pass; None if bronze has other contents now: the next run reads them."""
+    pipeline = run.pipeline
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return None
+    bronze = refuse_restored(pipeline.bronze, bronze)
+    if run.full and again:
+        # A concurrent run has decided on rows that this run has not read.
+        run = replace(run, source=SilverInput.of(pipeline, bronze))
+    if BronzeIdentity.of(bronze) != run.source.bronze:
+        return None
+    if erasures(bronze) != erasures(run.source.handle):
+        raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+    return run
+
+
+def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
+    """The pass over every game, with the games that need one of their own; and quarantine's commits of second decisions."""
+    pipeline = run.pipeline
+    state = run.state
+    result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
+    result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER))
+    decisions = Decisions.read(pipeline, run.source.bronze.key)
+    if decisions.redecisions == redecided:
+        return result, redecided
+    # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
+    peek = pipeline.tables.peek
+    silver = pipeline.lakehouse.silver
+    due = guarded(lambda game: decisions.incarnation(game) > incarnation(peek(silver(game))))
+    asked = for_games(filter(decisions.incarnation, state.games), due)
+    undone = {game for game, is_due in asked.items() if is_due}
+    _note_replaced(run, undone)
+    return replace(result, retry=result.retry | undone), decisions.redecisions
+
+
+def _owed(run: SilverRun, result: PassResult) -> dict[str, str]:
+    """Game -> why it stays listed: a later run may allow games that the allow list leaves out now.
+
+    Their rows are below the low watermark then.
+    """
+    noted = result.retry & (run.state.games.keys() | run.state.failed_in(Layer.SILVER))
+    left_out = (game for game in noted if not is_allowed(run.pipeline, game))
+    return {game: run.state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in left_out}
 
 
 def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
@@ -373,11 +443,12 @@ def _with_readmitted(run: SilverRun) -> Progress:
     It is noted before any commit: after a crash, or under other settings, the next run finds them listed. If bronze cannot be
     read, that is an error of the run's report, and the next run tries again.
     """
-    pipeline, state = run.pipeline, run.state
+    pipeline = run.pipeline
+    state = run.state
     if state.left_out.covers(Admission.of(pipeline.settings)):
         return state
     try:
-        found, left_out = readmitted_rows(pipeline, run.source.handle, state)
+        readmitted, left_out = readmitted_rows(pipeline, run.source.handle, state)
     except (LostFileError, OSError) as error:
         why = f"rows that the settings left out until now cannot be looked for: {error}"
         run.report.add_failed(Layer.SILVER, pipeline.bronze, why)
@@ -387,12 +458,12 @@ def _with_readmitted(run: SilverRun) -> Progress:
     def noted(now: Progress) -> Progress:
         # With what a concurrent run has left out since, the next run deals.
         unchanged = now.left_out == state.left_out
-        return replace(now.pending(Layer.SILVER, found, why), left_out=left_out if unchanged else now.left_out)
+        return replace(now.pending(Layer.SILVER, readmitted, why), left_out=left_out if unchanged else now.left_out)
 
     pipeline.progress.update(run.source.bronze.key, noted)
-    if found:
-        names = first_few(sorted(found), SHOWN, ", ")
-        run.report.warn(f"{found.total():,} rows that the settings left out until now are added, of {names}")
+    if readmitted:
+        names = first_few(sorted(readmitted), SHOWN, ", ")
+        run.report.warn(f"{readmitted.total():,} rows that the settings left out until now are added, of {names}")
     return noted(state)
 
 
@@ -401,7 +472,8 @@ def _refuse_another_column(run: SilverRun) -> None:
 
     A full refresh of all tables notes it before any commit: until its end, tables are of either column.
     """
-    made_by, now = _columns_of(run.state), run.pipeline.settings.entity_column
+    made_by = _columns_of(run.state)
+    now = run.pipeline.settings.entity_column
     if made_by <= {now}:
         return
     if not run.full or run.games is not None:
@@ -443,7 +515,8 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     floor = now.floor(Layer.SILVER)
     seen: Progress | None = run.state
     if not run.whole:  # failures of the other games stay
-        owed = {g: why for (at, g), why in now.failed.items() if at == Layer.SILVER and result.done.get(g, -1) < floor}
+        failed = ((game, why) for (layer, game), why in now.failed.items() if layer == Layer.SILVER)
+        owed = {game: why for game, why in failed if result.done.get(game, -1) < floor}
         seen = None
     elif floor >= run.state.floor(Layer.SILVER):  # else it was lost, and the failures with it: the next run reads all rows
         floor = run.source.batch
@@ -451,17 +524,28 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     after = replace(after, redecided=max(redecided, after.redecided))
     if run.games is None:
         after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))
+    after = _with_later_layers(run, result, now, after)
+    return _with_left_out(run, result, after)
+
+
+def _with_left_out(run: SilverRun, result: PassResult, after: Progress) -> Progress:
+    """The batches in which the settings left rows out are noted: other settings may let them in."""
+    if not any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
+        return after
+    first = run.state.floor(Layer.SILVER) + 1
+    by = Admission.of(run.pipeline.settings)
+    return replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
+
+
+def _with_later_layers(run: SilverRun, result: PassResult, now: Progress, after: Progress) -> Progress:
+    """The progress that also lists games whose rows later layers would not look for."""
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
     # Later layers do not look below their low watermarks, which runs of this moment may move up to silver's.
     reached = max(now.floors.values(), default=0)
     late = [game for game, batch in result.done.items() if now.games.get(game, 0) < batch <= reached]
-    after = after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
-    if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        first, by = run.state.floor(Layer.SILVER) + 1, Admission.of(run.pipeline.settings)
-        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
-    return after
+    return after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
 
 
 def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:
@@ -469,7 +553,8 @@ def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, mo
 
     `failed`: games that may still have rows by another column, if they have a table.
     """
-    known, now = _columns_of(state), run.pipeline.settings.entity_column
+    known = _columns_of(state)
+    now = run.pipeline.settings.entity_column
     if known <= {now}:
         return _made_by(state, {now}) if moved or known else state
     tables = run.pipeline.lakehouse.silver

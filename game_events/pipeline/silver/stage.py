@@ -9,8 +9,9 @@ Games with the same transformations share a branch of the plan; Spark reads the 
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -43,37 +44,18 @@ from game_events.lakehouse.data.spark_files import NO_HEADERS, read_files, spark
 from game_events.lakehouse.storage import explain
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import (
-    TASK_ROWS,
-    ColumnChoice,
-    FanOut,
-    FanOutResult,
-    Routing,
-    is_shuffled,
-    shares_for,
-    spread,
-    stage,
-    tasks_for,
-)
-from game_events.pipeline.fanout.rows import FileRows
+from game_events.pipeline.fanout import TASK_ROWS, is_shuffled, shares_for, spread, tasks_for, write_game_files
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.judging import (
-    APART,
-    DECIDED,
-    DISPOSITION,
-    KEEP,
-    READMIT,
-    REJECT,
-    RuleColumns,
-    RuleSplit,
-    Violations,
-)
-from game_events.pipeline.quality.validation import find_violations, require_valid
+from game_events.pipeline.quality.rules import DECIDED, find_violations, judge, out_of_stack, require_valid
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import arrow_schema, quoted, united
+from game_events.workers.fanout import ColumnChoice, FanOut, Routing
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import FileRows
+from game_events.workers.rules import DISPOSITION, KEEP, READMIT, REJECT, RULE_RESULT, RuleColumns, RuleOutcome, Violations
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -89,58 +71,90 @@ def transformed(
     """
     if not transformations:
         return rows, source
-    named = sorted({game for t in transformations for game in t.games})
-    groups: dict[tuple[SilverTransformation, ...], list[str]] = {}
-    for game in named:
-        groups.setdefault(tuple(t for t in transformations if t.applies_to(game)), []).append(game)
+    named = sorted({game for transformation in transformations for game in transformation.games})
     name = F.col(quoted(entity))
-    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
+    branches = [
+        _applied(rows.where(name.isin(games)), chosen, source, entity)
+        for chosen, games in _by_transformations(named, transformations).items()
+    ]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
-    branches.append(_applied(rest, [t for t in transformations if not t.games], source, entity))
+    for_all = [transformation for transformation in transformations if not transformation.games]
+    branches.append(_applied(rest, for_all, source, entity))
     names = "; ".join(map(str, transformations))
-    schemas = [arrow_schema(branch, names, source) for branch in branches]
-    _check_same_types(schemas, names)
+    _check_same_types([arrow_schema(branch, names, source) for branch in branches], names)
     whole = united(branches)
     schema = arrow_schema(whole, names, source)
     return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
 
 
+def _by_transformations(
+    games: Sequence[str], transformations: Sequence[SilverTransformation]
+) -> Mapping[tuple[SilverTransformation, ...], list[str]]:
+    """Transformations -> the games that have exactly these: they share a branch of the plan."""
+    groups = defaultdict[tuple[SilverTransformation, ...], list[str]](list)
+    for game in games:
+        groups[tuple(transformation for transformation in transformations if transformation.applies_to(game))].append(game)
+    return groups
+
+
 def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
+    """The rows after these transformations, each of which must keep the pipeline's own columns and the game's name."""
     name = f"array(coalesce(string({quoted(entity)}), ''))"
     for transformation in chosen:
-        try:
-            after = transformation.function(rows.withColumn(_NAME_BEFORE, F.expr(name)))
-            found = dict(after.dtypes) if isinstance(after, DataFrame) else None
-        except Exception as error:
-            if is_session_lost(error):
-                raise
-            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{QUOTED}{first_line(error)}") from error
-        if found is None:
-            raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
-        own = [f for f in source.names if f.startswith("_") or f == entity]
-        before = dict(rows.dtypes)
-        lost = [c for c in own if found.get(c) != before.get(c)]
-        added = [c for c in found if c.startswith("_") and c not in (*own, _NAME_BEFORE)]
-        if lost or added:
-            raise ExtensionError(
-                f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
-                + (f"; it lost or changed {', '.join(lost)}" if lost else "")
-                + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
-                + ". Add columns with withColumn, or keep the others with select('*', ...)"
-            )
-        names = list(map(folded, after.columns))
-        if _NAME_BEFORE in found and names.count(folded(entity)) == 1:
-            # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
-            refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
-            same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
-            guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
-            if len(set(names)) < len(names):  # refused below, unless another function removes it
-                after = after.withColumn(entity, guarded)
-            else:
-                # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
-                after = after.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in after.columns))
+        after = _called(transformation, rows.withColumn(_NAME_BEFORE, F.expr(name)))
+        own = [column for column in source.names if column.startswith("_") or column == entity]
+        _require_own(transformation, own, dict(rows.dtypes), dict(after.dtypes))
+        if _NAME_BEFORE in after.columns:
+            after = _with_same_name(transformation, after, name, entity)
         rows = after.drop(_NAME_BEFORE)
     return rows
+
+
+def _called(transformation: SilverTransformation, rows: DataFrame) -> DataFrame:
+    """What the function gives; ExtensionError if it raises, or gives something else than rows."""
+    try:
+        after = transformation.function(rows)
+        if isinstance(after, DataFrame):
+            after.dtypes  # noqa: B018 - asked for, so that it is analyzed
+    except Exception as error:
+        if is_session_lost(error):
+            raise
+        raise ExtensionError(f"{transformation} raised {type(error).__name__}.{QUOTED}{first_line(error)}") from error
+    if not isinstance(after, DataFrame):
+        raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
+    return after
+
+
+def _require_own(
+    transformation: SilverTransformation, own: Sequence[str], before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Refuse a transformation that lost or changed one of the pipeline's own columns, or added one like them."""
+    lost = [column for column in own if after.get(column) != before.get(column)]
+    added = [column for column in after if column.startswith("_") and column not in (*own, _NAME_BEFORE)]
+    if lost or added:
+        raise ExtensionError(
+            f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
+            + (f"; it lost or changed {', '.join(lost)}" if lost else "")
+            + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
+            + ". Add columns with withColumn, or keep the others with select('*', ...)"
+        )
+
+
+def _with_same_name(transformation: SilverTransformation, rows: DataFrame, name: str, entity: str) -> DataFrame:
+    """The rows, which raise if the function has changed the value that names the game.
+
+    Other passes find the row by bronze's name: it would be lost in some, and twice in others.
+    """
+    names = list(map(folded, rows.columns))
+    if names.count(folded(entity)) != 1:
+        return rows
+    refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
+    same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
+    guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
+    if len(set(names)) < len(names):  # refused below, unless another function removes it
+        return rows.withColumn(entity, guarded)
+    # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
+    return rows.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in rows.columns))
 
 
 def _check_same_types(schemas: Sequence[pa.Schema], names: str) -> None:
@@ -163,11 +177,18 @@ def run_time_failure(code: object, error: Exception, root: str) -> GameEventsErr
 
 def _cause(error: Exception) -> str:
     """The line with the reason: of a Python function, the last line of its traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, Py4JJavaError):
         lines = lines[1:]  # without the name of the call
-    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line) and "Traceback" not in line]
-    return (raised or lines or [type(error).__name__])[-1 if "Traceback" in str(error) and raised else 0]
+    raised = [line for line in lines if _RAISED.match(line) and "Traceback" not in line]
+    if raised:
+        return raised[-1 if "Traceback" in text else 0]
+    return lines[0] if lines else type(error).__name__
+
+
+#: A line with an exception, as Python and Java write it.
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 
 
 @dataclass(frozen=True)
@@ -193,7 +214,8 @@ class SilverInput:
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
-            entity, noun = pipeline.settings.entity_column, pipeline.settings.names.entity
+            entity = pipeline.settings.entity_column
+            noun = pipeline.settings.names.entity
             raise ConfigurationError(
                 f"set GAME_EVENTS_ENTITY_COLUMN to the top-level column that names the {noun}: bronze has no column "
                 f"{entity!r}. It has {some_columns(schema.names, entity)}"
@@ -249,10 +271,10 @@ class SilverInput:
         Raises:
             ConfigurationError: a rule cannot be evaluated on these columns.
         """
-        found = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
-        if found.rules:
-            require_valid(self.pipeline.spark, found.rules, self.columns)
-        return found
+        rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
+        if rules.rules:
+            require_valid(self.pipeline.spark, rules.rules, self.columns)
+        return rules
 
 
 #: Files of which a part is read to estimate the number of games.
@@ -260,24 +282,30 @@ SAMPLED_FILES = 8
 
 
 @dataclass(frozen=True)
-class Start:
+class GameStart:
     """From which bronze batch one game is staged.
 
     Attributes:
         handle: its silver table; None: there is none.
-        taken: last batch of this bronze in the table; None: it has rows of another bronze, or there is no table.
-        begin: rows of later bronze batches are staged.
+        last_batch_in_table: of this bronze; None: it has rows of another bronze, or there is no table.
+        read_after: rows of later bronze batches are staged.
         replace: the staged rows replace those of the table.
-        decided: last bronze batch for which quarantine has decided which rows are rejected.
-        redecide: the rules in force decide on all its rows again.
+        rejections_decided_to: last bronze batch for which quarantine has decided which rows are rejected.
+        judge_again: the rules in force decide on all its rows again.
     """
 
     handle: DeltaTable | None
-    taken: int | None
-    begin: int
+    last_batch_in_table: int | None
+    read_after: int
     replace: bool = False
-    decided: int = 0
-    redecide: bool = False
+    rejections_decided_to: int = 0
+    judge_again: bool = False
+
+    def is_behind(self, batch: int) -> bool:
+        """Whether rows up to this batch would replace, or decide again, rows of later ones."""
+        return (self.replace and (self.last_batch_in_table or 0) > batch) or (
+            self.judge_again and self.rejections_decided_to > batch
+        )
 
 
 @dataclass(frozen=True)
@@ -285,31 +313,31 @@ class Staging:
     """One Spark job: rows above a low watermark, or rows of some games, each above its own.
 
     Attributes:
-        above: the low watermark, a bronze batch; with `starts` the lowest of them.
+        low_watermark: a bronze batch; with `starts` the lowest of them.
         games: estimated number of games; 0: unknown.
-        starts: game -> its start; None: every game starts at `above`, with nothing decided.
+        starts: game -> its start; None: every game starts there, with nothing decided.
         left_out: without `starts`: games of another pass.
     """
 
     source: SilverInput
-    above: int
+    low_watermark: int
     routing: Routing
     games: int
-    starts: Mapping[str, Start] | None
+    starts: Mapping[str, GameStart] | None
     decisions: Decisions
     left_out: frozenset[str] = frozenset()
 
     @cached_property
     def files(self) -> FileSelection:
         """Bronze's files with these rows."""
-        return selection(self.source.handle, self.above)
+        return selection(self.source.handle, self.low_watermark)
 
     def rows(self) -> DataFrame:
         """Bronze's rows with the column `DECIDED`."""
         rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
         if self.starts is not None:
             return rows_from(self.source, rows, self.starts)
-        rows = rows if self.files.exact else rows.where(F.col("_batch") > self.above)
+        rows = rows if self.files.exact else rows.where(F.col("_batch") > self.low_watermark)
         if self.left_out:
             rows = rows.where(~F.coalesce(self._named(self.left_out), F.lit(False)))
         return rows.withColumn(DECIDED, F.lit(0).cast("bigint"))
@@ -322,48 +350,83 @@ class Staging:
     @property
     def task(self) -> FanOut:
         """The workers' part of the job, without rules."""
-        source, settings = self.source, self.source.pipeline.settings
-        entity, lakehouse = settings.entity_column, source.pipeline.lakehouse
+        source = self.source
+        settings = source.pipeline.settings
+        entity = settings.entity_column
+        lakehouse = source.pipeline.lakehouse
         return FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
 
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
+
+        1. Rows that quarantine has as rejected are looked up, of the games that may have some.
+        2. A sample shows how many games there are and how uneven, where that decides how the work is divided.
+        3. If SQL neither chooses nor changes rows, workers read bronze's files themselves: in two jobs if there are rules.
+        4. Else Spark reads, judges and transforms the rows, and sends them to the workers.
 
         Raises:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed, or a rule ran out of stack.
             TransientError, ConfigurationError: the object store failed, not this code.
         """
-        source, starts, spark = self.source, self.starts, self.source.pipeline.spark
-        asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
-        held = self.decisions.held_rows(source.pipeline, asked) if asked else None
-        split = _split(source, held=held is not None)
+        already_rejected = self._already_rejected()
+        outcome = _outcome(self.source, has_held_rows=already_rejected is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
-        is_sampled = self.files.rows > TASK_ROWS and (by_workers or not games)
-        sample = self._games_in_sample() if is_sampled else Counter[object]()
+        sample = Counter[object]()
+        if self.files.rows > TASK_ROWS and (by_workers or not games):
+            sample = self._games_in_sample()
         games = games or len(sample)
-        task = replace(self.task, split=split)
+        task = replace(self.task, outcome=outcome)
         try:
-            shares = shares_for(self.files.rows, games, max(sample.values(), default=0) / max(1, sample.total()))
-            if by_workers and not is_shuffled(self.files.rows, games, shares):
-                found = self._violations(split) if split is not None else None
-                if split is None or found is not None:
-                    read = replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=found)
-                    return stage(read.numbers(spark), replace(task, source=read))
-            rows = self.rows() if part is None else self.rows().where(self._named(part))
-            rows = _prepared(source, rows, held, split)
-            with null_on_error(spark) if source.rules.rules else nullcontext():
-                return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+            read = self._read_by_workers(games, sample, outcome) if by_workers else None
+            if read is not None:
+                return write_game_files(read.numbers(self.source.pipeline.spark), replace(task, source=read))
+            return self._sent_by_spark(part, games, already_rejected, task)
         except (PySparkException, Py4JJavaError) as error:
-            if is_crash(error):
-                of_games = f" of {named(sorted(part))}" if part is not None else ""
-                raise crash(error, f" over the rows{of_games} in {self.batches}") from error
-            code = [*map(str, source.pipeline.extensions.transformations), *source.rules.out_of_stack(error)]
-            if not code or is_session_lost(error):
+            known = self._explained(error, part)
+            if known is None:
                 raise
-            raise run_time_failure("; ".join(code), error, source.pipeline.lakehouse.root) from error
+            raise known from error
+
+    def _already_rejected(self) -> DataFrame | None:
+        """Rows that quarantine has as rejected, of the games that may have some among these rows; None: there are none."""
+        starts = (self.starts or {}).items()
+        asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
+        return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
+
+    def _read_by_workers(self, games: int, sample: Counter[object], outcome: RuleOutcome | None) -> FileRows | None:
+        """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
+        largest = max(sample.values(), default=0) / max(1, sample.total())
+        shares = shares_for(self.files.rows, games, largest)
+        if is_shuffled(self.files.rows, games, shares):
+            return None
+        violations = self._violations(outcome) if outcome is not None else None
+        if outcome is not None and violations is None:
+            return None
+        return replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=violations)
+
+    def _sent_by_spark(
+        self, part: Collection[str] | None, games: int, already_rejected: DataFrame | None, task: FanOut
+    ) -> FanOutResult:
+        """Run the job over rows that Spark reads."""
+        source = self.source
+        rows = self.rows() if part is None else self.rows().where(self._named(part))
+        rows = _prepared(source, rows, already_rejected, task.outcome)
+        with null_on_error(source.pipeline.spark) if source.rules.rules else nullcontext():
+            return write_game_files(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+
+    def _explained(self, error: Exception, part: Collection[str] | None) -> GameEventsError | None:
+        """The error to raise for a failed job; None: the same one."""
+        pipeline = self.source.pipeline
+        if is_crash(error):
+            of_games = f" of {named(sorted(part))}" if part is not None else ""
+            return crash(error, f" over the rows{of_games} in {self.batches}")
+        code = [*map(str, pipeline.extensions.transformations), *out_of_stack(self.source.rules, error)]
+        if not code or is_session_lost(error):
+            return None
+        return run_time_failure("; ".join(code), error, pipeline.lakehouse.root)
 
     @property
     def _is_plain(self) -> bool:
@@ -372,69 +435,81 @@ class Staging:
 
     def file_rows(self, tasks: int, shares: int = 1) -> FileRows:
         """The rows for workers that read bronze's files themselves, in so many tasks; `shares` of them read the same files."""
-        pipeline, files, groups = self.source.pipeline, self.files, tasks // shares
+        pipeline = self.source.pipeline
+        files = self.files
+        groups = tasks // shares
         parts = parts_of(files, pipeline.bronze.key, files.rows // groups)
-        above = None if files.exact else self.above
+        above = None if files.exact else self.low_watermark
         by = pipeline.settings.entity_column
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
     def _games_in_sample(self) -> Counter[object]:
         """Name -> rows in the first row group of some files. They decide how a large job divides its work."""
-        bronze, entity = self.source.pipeline.bronze, self.source.base.field(self.source.pipeline.settings.entity_column)
-        some, names = self.files.paths[:: -(-len(self.files.paths) // SAMPLED_FILES)], Counter[object]()
+        bronze = self.source.pipeline.bronze
+        entity = self.source.base.field(self.source.pipeline.settings.entity_column)
+        step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
+        names = Counter[object]()
+        some = self.files.paths[::step]
         for rows in read_parts(bronze, pa.schema([entity]), some, row_groups=slice(1)):
-            found = rows.column(0).value_counts()
-            names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
+            counted = rows.column(0).value_counts()
+            names.update(dict(zip(*(counted.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
         return names
 
-    def _violations(self, split: RuleSplit) -> Violations | None:
-        source, above = self.source, None if self.files.exact else self.above
-        return find_violations(source.pipeline.spark, split, self.files, source.columns, above)
+    def _violations(self, outcome: RuleOutcome) -> Violations | None:
+        source = self.source
+        above = None if self.files.exact else self.low_watermark
+        return find_violations(source.pipeline.spark, outcome, self.files, source.columns, above)
 
     @property
     def batches(self) -> str:
         """The batches of the rows, for messages."""
-        return f"batches {self.above + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
+        return f"batches {self.low_watermark + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
 
     def _named(self, games: Collection[str]) -> Column:
         return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
-def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
+def _prepared(source: SilverInput, rows: DataFrame, held_rows: DataFrame | None, outcome: RuleOutcome | None) -> DataFrame:
     """The input of the workers.
 
     Rules are evaluated before user transformations, because a transformation may drop, multiply or reshape rows. Accepted rows
-    go through the transformation; the rules' results go to the workers in separate rows (`APART`), which are not written.
+    go through the transformation; the rules' results go to the workers in separate rows (`RULE_RESULT`), which are not written.
     Only rules are analyzed with `null_on_error`: what a transformation gives does not depend on whether there are rules.
     """
     names = source.base.names
-    if split is None:
+    if outcome is None:
         return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
+    names = [quoted(name) for name in names]
     with null_on_error(source.pipeline.spark):
-        judged, names = source.rules.judged(rows, held), [quoted(name) for name in names]
+        judged = judge(source.rules, rows, held_rows)
+    more = _rule_results(outcome)
+    if not outcome.apart:
+        return judged.selectExpr(*names, *more)
+    kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if outcome.has_disposition else judged
+    entity = quoted(source.pipeline.settings.entity_column)
+    own = [name for name in names if name.startswith("`_") or name == entity]
+    apart = judged.selectExpr(*own, *more, f"true AS {RULE_RESULT}")
+    written = source.transformed(kept.selectExpr(*names))[0].withColumn(RULE_RESULT, F.lit(False))
+    return united([written, apart])
+
+
+def _rule_results(outcome: RuleOutcome) -> list[str]:
+    """The columns of the rules' results, and bronze's own of rejected rows, as SQL."""
     # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
     # Never NULL between Spark and workers: see `spark_files.travelling`.
     sent[HEADERS] = f"if({rejected} AND {HEADERS} IS NOT NULL, {HEADERS}, {NO_HEADERS})"
-    more = [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in split.columns if name != APART]
-    if not split.apart:
-        return judged.selectExpr(*names, *more)
-    kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if split.has_disposition else judged
-    entity = quoted(source.pipeline.settings.entity_column)
-    own = [name for name in names if name.startswith("`_") or name == entity]
-    apart = judged.selectExpr(*own, *more, f"true AS {APART}")
-    written = source.transformed(kept.selectExpr(*names))[0].withColumn(APART, F.lit(False))
-    return united([written, apart])
+    return [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in outcome.columns if name != RULE_RESULT]
 
 
-def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
+def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, GameStart]) -> DataFrame:
     """Bronze's rows of some games, each above its own start, with the column `DECIDED`."""
     bounds = pa.table(
         {
             "_game": pa.array(starts, pa.string()),
-            "_from": pa.array((s.begin for s in starts.values()), pa.int64()),
-            DECIDED: pa.array((s.decided for s in starts.values()), pa.int64()),
+            "_from": pa.array((s.read_after for s in starts.values()), pa.int64()),
+            DECIDED: pa.array((s.rejections_decided_to for s in starts.values()), pa.int64()),
         }
     )
     limits = F.broadcast(source.pipeline.spark.createDataFrame(bounds))
@@ -443,14 +518,14 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start])
     )
 
 
-def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
+def _outcome(source: SilverInput, *, has_held_rows: bool) -> RuleOutcome | None:
     rules = source.rules
-    if not rules.rules and not held:
+    if not rules.rules and not has_held_rows:
         return None
     rejects = rules.has("quarantine")
-    return RuleSplit(
+    return RuleOutcome(
         rules,
-        has_disposition=held or rejects or rules.has("drop"),
+        has_disposition=has_held_rows or rejects or rules.has("drop"),
         quarantine=source.pipeline.quarantine if rejects else None,
         run_id=source.pipeline.run_id,
         apart=bool(source.pipeline.extensions.transformations),
@@ -476,15 +551,19 @@ def stage_games(work: Staging) -> FanOutResult:
     try:
         return work.stage()
     except (WorkerCrashError, UserCodeError) as error:
-        first = error
         if work.routing.room is not None:
             # Names are counted first, so that each half has room for exactly those that are admitted.
             return FanOutResult(crowded=True)
-        pipeline = work.source.pipeline
-        pipeline.on_progress(f"silver: {error}. It is retried for halves of the {pipeline.settings.names.entities}")
-        rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
-        if len(rows) > MAX_NAMES:
-            raise
+        return _stage_halves(work, error)
+
+
+def _stage_halves(work: Staging, first: WorkerCrashError | UserCodeError) -> FanOutResult:
+    """Stage the rows of halves of the games after the first job failed; raises as `stage_games`."""
+    pipeline = work.source.pipeline
+    pipeline.on_progress(f"silver: {first}. It is retried for halves of the {pipeline.settings.names.entities}")
+    rows = [(row["name"], int(row["rows"])) for row in work.names().limit(MAX_NAMES + 1).collect()]
+    if len(rows) > MAX_NAMES:
+        raise first
     result = FanOutResult()
     games = [name for name, count in rows if work.routing.takes(name, count, result.refused)]
     parts, failed = bisect(sorted(games), work.stage, work.batches)

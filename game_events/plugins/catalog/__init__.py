@@ -4,7 +4,7 @@ from game_events.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "catalog",
-    packages=("duckdb", "fsspec", "jinja2", "openlineage", "plotly", "requests"),
+    packages=("fsspec", "jinja2", "openlineage", "plotly", "requests"),
     settings="game_events.plugins.catalog.settings:LineageSettings",
     commands={
         "sql": Command(
@@ -16,6 +16,6 @@ PLUGIN = Plugin(
             "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
         ),
     },
-    checks="game_events.plugins.catalog.registration:CHECKS",
+    checks="game_events.plugins.catalog.observer:CHECKS",
     run_observer="game_events.plugins.catalog.observer:observe",
 )

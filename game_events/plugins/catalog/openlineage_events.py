@@ -1,15 +1,9 @@
-"""The result of a run as OpenLineage run events: a parent run, and a child run for each table that changed or failed.
+"""The result of a run as OpenLineage run events, and their delivery by the standard client.
 
-The parent run has the run's own id. The job of a child run has the table's name, so that all ways to refresh a table (a run, an
-asset, continuous mode) are one job in lineage tools.
-
-Tables as OpenLineage datasets with facets, named by the specification's conventions.
-
-Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
-
-Delivery of OpenLineage events by the standard client.
-
-Guarantee: sending never raises, and takes no longer than it may. Lost events are counted and reported, and not sent again.
+There is a parent run, with the run's own id, and a child run for each table that changed or failed; its job has the table's
+name, so that all ways to refresh a table (a run, an asset, continuous mode) are one job in lineage tools. Tables are datasets
+with facets, named by the specification's conventions (OpenLineage 2-0-2). Guarantee: sending never raises, and takes no longer
+than it may. Lost events are counted and reported, and not sent again.
 """
 
 import logging
@@ -27,7 +21,7 @@ import requests
 from openlineage.client import facet_v2 as ol
 from openlineage.client.client import OpenLineageClient
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
-from openlineage.client.naming.dataset import Kafka, LocalFileSystem
+from openlineage.client.naming.dataset import LocalFileSystem
 from openlineage.client.transport import http
 
 from game_events.config.masking import without_secrets
@@ -41,7 +35,7 @@ from game_events.pipeline.gold.plan import expressions
 from game_events.pipeline.reporting.report import safe_error_text
 from game_events.pipeline.reporting.result import RunResult, TableReport
 from game_events.plugins.catalog.settings import LineageSettings
-from game_events.sources.source import FILES
+from game_events.sources.factory import class_of
 
 log = logging.getLogger(__name__)
 
@@ -71,20 +65,20 @@ class LineageRun:
         """Event: the run started."""
         return self._whole(RunState.START, self.began, {})
 
-    def running(self, at: datetime) -> RunEvent:
+    def running(self, moment: datetime) -> RunEvent:
         """Event: the run is still running."""
-        return self._whole(RunState.RUNNING, at, {})
+        return self._whole(RunState.RUNNING, moment, {})
 
-    def ended(self, at: datetime, report: RunResult, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
+    def ended(self, moment: datetime, report: RunResult, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
         """Event: the run succeeded, failed, or was cancelled."""
         text = f"{type(error).__name__}: {safe_error_text(error)}" if error is not None and not stopped else None
         if text is None and report.errors:
             text = f"{len(report.errors)} tables failed: {', '.join(t.table for t in report.errors[:10])}"
-        state = RunState.FAIL if text is not None else RunState.ABORT if stopped else RunState.COMPLETE
-        return self._whole(state, at, self._error(text))
+        state = RunState.ABORT if stopped else RunState.COMPLETE
+        return self._whole(state if text is None else RunState.FAIL, moment, self._error(text))
 
-    def tables(self, report: RunResult, since: datetime, at: datetime, part: int) -> Iterator[RunEvent]:
-        """Start (at `since`) and end (`at`) of each table's run; events of the same `part` have the same ids."""
+    def tables(self, report: RunResult, since: datetime, until: datetime, part: int) -> Iterator[RunEvent]:
+        """Start (at `since`) and end (`until`) of each table's run; events of the same `part` have the same ids."""
         settings = self.pipeline.settings
         of_run = (
             ol.parent_run.Run(self.run_id),
@@ -101,14 +95,14 @@ class LineageRun:
             run = Run(run_id, facets=dict(parent))
             yield RunEvent(eventType=RunState.START, eventTime=since.isoformat(), run=run, job=job, inputs=inputs)
             run = Run(run_id, facets=parent | self._error(entry.error and without_quotes(entry.error)))
-            yield RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job, inputs=inputs, outputs=outputs)
+            yield RunEvent(eventType=state, eventTime=until.isoformat(), run=run, job=job, inputs=inputs, outputs=outputs)
 
-    def _whole(self, state: RunState, at: datetime, facets: dict[str, ol.RunFacet]) -> RunEvent:
+    def _whole(self, state: RunState, moment: datetime, facets: dict[str, ol.RunFacet]) -> RunEvent:
         engine = ol.processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
         about = f"Brings the tables below {self.pipeline.lakehouse.root} up to their source"
         job = self._job(self.job, "STREAMING" if self.streaming else "BATCH", "JOB", about)
         run = Run(self.run_id, facets={"processing_engine": engine, **facets})
-        return RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job)
+        return RunEvent(eventType=state, eventTime=moment.isoformat(), run=run, job=job)
 
     def _job(self, name: str, processing: str, kind: str, about: str) -> Job:
         facets: dict[str, ol.JobFacet] = {
@@ -130,8 +124,6 @@ class LineageRun:
 #: Most inputs in the column lineage of the unified table: with thousands of games an event would have megabytes.
 COLUMN_INPUTS = 50
 
-_PORT = "9092"
-
 
 def _place(uri: str) -> tuple[str, str]:
     """Namespace and name of a table's files: `file` and the path, or the store's bucket and the path in it."""
@@ -144,13 +136,8 @@ def _place(uri: str) -> tuple[str, str]:
 
 def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDataset:
     """Input that was read: a topic, a folder of files, or another pipeline's table."""
-    if settings.source == FILES or settings.source_table is not None:
-        namespace, name = _place(topic)
-    else:
-        host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
-        named = Kafka(host or port, port if host else _PORT, topic)
-        namespace, name = named.get_namespace(), named.get_name()
-    rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
+    namespace, name = _place(class_of(settings).address(settings, topic))
+    rows = sum(end - start for partition, (start, end) in report.offsets.items() if partition.topic == topic)
     statistics = ol.input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
     source = ol.datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
     return InputDataset(namespace, name, facets={"dataSource": source}, inputFacets={"inputStatistics": statistics})
@@ -196,39 +183,55 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     """Inputs of a table's new rows; of the unified table: gold tables that this run changed."""
     lakehouse = pipeline.lakehouse
     if entry.layer in ("bronze", "quarantine"):
-        found = [_source_input(pipeline.settings, topic, report) for topic in report.topics]
-        replayed = entry.layer == "bronze" and report.replayed
-        return [*found, _table_input(lakehouse, QUARANTINE)] if replayed else found
+        inputs = [_source_input(pipeline.settings, topic, report) for topic in report.topics]
+        if entry.layer == "bronze" and report.replayed:
+            inputs.append(_table_input(lakehouse, QUARANTINE))
+        return inputs
     if entry.layer == Layer.SILVER:
         return [_table_input(lakehouse, BRONZE)]
     if entry.layer == Layer.UNIFIED:
-        games = [t.game for t in report.of(Layer.GOLD) if t.error is None and t.game is not None]
-        return [_table_input(lakehouse, gold_name(game)) for game in games]
+        return [_table_input(lakehouse, gold_name(game)) for game in _changed_games(report)]
     return [_table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
 
 
-def _column_lineage(
-    pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]
-) -> dict[str, ol.column_lineage_dataset.Fields]:
+def _changed_games(report: RunResult) -> list[str]:
+    return [table.game for table in report.of(Layer.GOLD) if table.error is None and table.game is not None]
+
+
+ColumnLineage = dict[str, ol.column_lineage_dataset.Fields]
+
+
+def _column_lineage(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> ColumnLineage:
     """Input columns of each column; none for custom transformations and aggregates, where they are not known."""
     settings = pipeline.settings
-    whole = inputs if len(inputs) <= COLUMN_INPUTS else []
+    if len(inputs) > COLUMN_INPUTS:
+        inputs = []
     names = [name for name, _ in entry.columns]
-    if entry.layer == Layer.UNIFIED:
-        return {name: _fields(whole, name) for name in names if whole and name != settings.entity_column}
-    if entry.layer == Layer.SILVER and not any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
-        return {name: _fields(whole, name) for name in names}
     if entry.layer == Layer.GOLD:
-        key = settings.key_column
-        known = {key: _fields(whole, key)}
-        for name, sql in (settings.gold_columns or expressions(settings)).items():
-            function, of = simple_call(sql) or ("", "")
-            if function:
-                # Rows are counted by their key.
-                of = key if of == "*" or of.isdigit() else of
-                known[name] = _fields(whole, of, "AGGREGATION", function.upper())
+        known = _gold_lineage(settings, inputs)
         return {name: known[name] for name in names if name in known}
-    return {}
+    if entry.layer == Layer.UNIFIED:
+        names = [name for name in names if inputs and name != settings.entity_column]
+    elif entry.layer != Layer.SILVER or _is_transformed(pipeline, entry):
+        names = []
+    return {name: _fields(inputs, name) for name in names}
+
+
+def _is_transformed(pipeline: Pipeline, entry: TableReport) -> bool:
+    return any(transformation.applies_to(entry.game or "") for transformation in pipeline.extensions.transformations)
+
+
+def _gold_lineage(settings: Settings, inputs: list[InputDataset]) -> ColumnLineage:
+    """Input columns of gold's key, and of the aggregates that are one call."""
+    key = settings.key_column
+    known = {key: _fields(inputs, key)}
+    for name, sql in (settings.gold_columns or expressions(settings)).items():
+        function, argument = simple_call(sql) or ("", "")
+        if function:
+            # Rows are counted by their key.
+            column = key if argument == "*" or argument.isdigit() else argument
+            known[name] = _fields(inputs, column, "AGGREGATION", function.upper())
+    return known
 
 
 def _fields(
@@ -262,7 +265,8 @@ def send(settings: Settings, events: list[RunEvent], within_s: float) -> tuple[i
 
     Returns how many the receiver took, how many it did not take, and why the first was not taken.
     """
-    sent, causes = list[RunEvent](), list[str]()
+    sent: list[RunEvent] = []
+    causes: list[str] = []
     # A receiver that answers byte by byte never reaches a time-out of the client.
     until = time.monotonic() + within_s
     try:

@@ -1,7 +1,4 @@
-"""`game-events report`: a page of Plotly's charts from the event log, by the template `page.html.j2`.
-
-Data of `game-events report`: SQL over the event log.
-"""
+"""`game-events report`: a page of Plotly's charts from the event log, by SQL and the template `page.html.j2`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +30,8 @@ GAMES_SHOWN = 8
 
 OTHERS = "others"
 
-TABLES_SHOWN, ERRORS_SHOWN = 200, 20
+TABLES_SHOWN = 200
+ERRORS_SHOWN = 20
 
 _HEAD = """
 SELECT count(*) FILTER (kind = 'run' AND name NOT LIKE 'check %') AS runs,
@@ -264,11 +262,11 @@ def _lines(rows: Rows, value: str, unit: str, colours: Mapping[str, str]) -> go.
         return None
     figure = _figure(unit)
     for name, colour in colours.items():
-        mine = [r for r in rows if r.get("layer", name) == name]
-        if mine:
+        own = [r for r in rows if r.get("layer", name) == name]
+        if own:
             figure.add_scatter(
-                x=[r["begins"] for r in mine],
-                y=[round(r[value], 1) for r in mine],
+                x=[r["begins"] for r in own],
+                y=[round(r[value], 1) for r in own],
                 name=name,
                 mode="lines+markers",
                 line={"color": colour, "width": 2},
@@ -283,10 +281,10 @@ def _bars(rows: Rows, value: str, unit: str, series: str, colours: Mapping[str, 
         return None
     figure = _figure(unit, bars=True)
     for name, colour in colours.items():
-        mine = [r for r in rows if r[series] == name]
-        if mine:
-            heights = [round(r[value], 3) for r in mine]
-            figure.add_bar(x=[r["begins"] for r in mine], y=heights, name=name, marker={"color": colour, "line": {"width": 0}})
+        own = [r for r in rows if r[series] == name]
+        if own:
+            heights = [round(r[value], 3) for r in own]
+            figure.add_bar(x=[r["begins"] for r in own], y=heights, name=name, marker={"color": colour, "line": {"width": 0}})
     return figure
 
 

@@ -1,22 +1,67 @@
-"""`game-events sql`: queries over the tables, by DuckDB in this process, without Spark."""
+"""`game-events sql`: queries over the tables, by an in-memory DuckDB in this process, without Spark.
 
+Each table of a root is a view, by its name, which reads exactly the files of one Delta version, with the table's columns and
+types; columns that a file lacks are NULL. A table is opened when a query first names it: opening all of some thousands takes
+longer than most queries. Guarantee: nothing is written, and nothing but the tables' files is read. Queries may come from
+others: DuckDB has no file system but `ConnectionFiles`, which opens the files of named tables for reading, and temporary ones
+in a folder of their own; settings are locked. Its own file system is switched off, so this is no list of what is refused:
+nothing here can create, change or delete any other file, whatever a statement asks for. That one SELECT at a time is run is
+only for the message: a statement inside of a SELECT may change what this connection holds in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
 import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Annotated
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as pads
 import typer
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from fsspec import AbstractFileSystem
 
 from game_events.cli.output import Json, Output, nested_as_json
 from game_events.cli.output import since as time_of
 from game_events.config.settings import load_settings
-from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import Lakehouse
-from game_events.plugins.catalog.query import TablesSql, plain
+from game_events.errors import ConfigurationError, GameEventsError, LostFileError
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.duckdb_connection import connect, identifier, interruptible, text
+from game_events.lakehouse.storage import store_errors_named
+from game_events.lakehouse.tables import Lakehouse, Table, no_table, paths
 
 #: Rows that are shown unless somebody wants more.
 ROWS = 100
+
 #: Longer values are cut in the table for people; `--csv` and `--json` have all of them.
 SHOWN_CHARS = 80
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: Rows that are fetched at once.
+FETCH_ROWS = 10_000
+
+_MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
+
+#: After the name of a lost file.
+REPAIR = "put it back from a copy, or refresh the table fully (docs/operations.md)"
+
+#: What lists tables instead of naming one.
+_LISTS = re.compile(r"\b(show|information_schema|duckdb_(tables|views|columns)|pg_\w+|sqlite_master)\b", re.IGNORECASE)
+
+_GONE = re.compile(r"No such file|does not exist|cannot open file|No files found|NoSuchKey|not found", re.IGNORECASE)
 
 
 def sql(
@@ -64,3 +109,389 @@ def _shown(value: object) -> object:
         return value
     text = str(nested_as_json(*plain([value])))
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
+class TablesSql:
+    """A connection in which the tables of a lakehouse can be queried."""
+
+    def __init__(
+        self,
+        lakehouse: Lakehouse,
+        as_of: datetime | None = None,
+        memory_bytes: int | None = None,
+        disk_bytes: int | None = None,
+    ) -> None:
+        """Lists the root; opens no table.
+
+        `as_of`: the time of the versions; None: the newest. `memory_bytes`: memory of a query, past which it uses the disk.
+        `disk_bytes`: of its temporary files. None: DuckDB's own bounds.
+        """
+        self._lakehouse = lakehouse
+        self._as_of = as_of
+        self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
+        self._opened: set[str] = set()
+        self._connection = connect()
+        if memory_bytes is not None:
+            self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
+        self._connection.execute("CREATE SCHEMA _columns")
+        self._files = ConnectionFiles(disk_bytes)
+        self._files.restrict(self._connection)
+
+    def __enter__(self) -> TablesSql:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._files.close()
+
+    def query(self, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+        """Names of a query's columns, and its rows, read as they are asked for.
+
+        Raises:
+            ConfigurationError: it is no single SELECT, it names what there is not, or it cannot be computed.
+            LostFileError: a file that the newest version of a table lists is gone.
+        """
+        self._refuse_others(sql)
+        self._files.failed = None
+        if _LISTS.search(sql):
+            for name in self._tables:
+                self._open(name)
+        while not self._is_executed(sql):
+            pass
+        names = [column[0] for column in self._connection.description or []]
+        return names, self._rows()
+
+    def _is_executed(self, sql: str) -> bool:
+        """Run a query; False: a table that it names had to be opened first."""
+        try:
+            self._execute(sql)
+        except duckdb.CatalogException as error:
+            missing = _MISSING.search(str(error))
+            if missing is None:
+                raise self._failed(error) from None
+            named = missing[1].lower()  # SQL's names know no upper case
+            if named not in self._tables or named in self._opened:
+                raise self._unknown(missing[1]) from None
+            self._open(named)
+            return False
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+        return True
+
+    def _execute(self, sql: str) -> None:
+        """Run a statement that may read files, which Ctrl-C ends."""
+        interruptible(self._connection, lambda: self._connection.execute(sql))
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        try:
+            while rows := interruptible(self._connection, lambda: self._connection.fetchmany(FETCH_ROWS)):
+                yield from rows
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+
+    def _refuse_others(self, sql: str) -> None:
+        try:
+            kinds = [statement.type for statement in duckdb.extract_statements(sql)]
+        except duckdb.Error as error:
+            raise ConfigurationError(f"the query cannot be read: {error}") from None
+        except ValueError:  # a kind that its Python has no name for
+            kinds = []
+        if kinds != [duckdb.StatementType.SELECT]:
+            raise ConfigurationError("only one SELECT (or DESCRIBE, SHOW TABLES) is run: the tables are only read here")
+
+    def _unknown(self, name: str) -> ConfigurationError:
+        if name.lower() in self._tables:
+            when = f"as of {self._as_of.isoformat()}: it was made later" if self._as_of is not None else "yet"
+            return ConfigurationError(f"there is no table {name!r} {when}")
+        return no_table(self._lakehouse, name, self._tables)
+
+    def _failed(self, error: Exception) -> GameEventsError:
+        """What to raise for an error of DuckDB."""
+        error = self._files.failed or error
+        first = str(error).strip()
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return ConfigurationError(
+                f"the query needs more memory, or room for temporary files, than it may have: {first.splitlines()[0]}. "
+                "Select less, or set GAME_EVENTS_SQL_MEMORY_BYTES or GAME_EVENTS_SQL_DISK_BYTES higher"
+            )
+        if isinstance(error, duckdb.IOException | OSError) and _GONE.search(first):
+            lost = _lost_file([self._tables[name] for name in sorted(self._opened)], first)
+            if lost is not None:
+                return LostFileError(f"{lost} is gone, though the table's log lists it: {REPAIR}")
+            when = f" of {self._as_of.isoformat()}" if self._as_of is not None else ""
+            return ConfigurationError(
+                f"files of the tables{when} are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours "
+                f"(docs/maintenance.md). Ask for a later time, or run the query again: {first.splitlines()[0]}"
+            )
+        if isinstance(error, duckdb.PermissionException):
+            first += " (a query reads tables, by their names; it reaches no file and changes nothing)"
+        return ConfigurationError(f"the query failed: {first}")
+
+    def _open(self, name: str) -> None:
+        """Make the view of a table; a table that was not there at the time is none."""
+        if name in self._opened:
+            return
+        self._opened.add(name)
+        table = self._tables[name]
+        handle: DeltaTable | None = table.open_to_read()
+        if handle is not None and self._as_of is not None:
+            handle = _as_of(table, handle, self._as_of)
+        if handle is None:
+            return
+        schema = pa.schema(handle.schema())
+        # In another schema, so that it is not listed among the tables.
+        empty = f"_columns.{identifier(name)}"
+        view = identifier(name)
+        self._connection.register("_empty", schema.empty_table())
+        self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
+        self._connection.unregister("_empty")
+        files = paths(handle)
+        partition = pa.schema([schema.field(name) for name in handle.metadata().partition_columns])
+        try:
+            if not files:
+                self._connection.execute(f"CREATE VIEW {view} AS FROM {empty}")
+            elif table.local_path is not None:
+                listed = ", ".join(map(text, self._files.readable(f"{table.uri}/{path}" for path in files)))
+                folders = "hive_types_autocast = false, hive_partitioning = " + str(bool(partition)).lower()
+                read = f"read_parquet([{listed}], union_by_name = true, {folders})"
+                # The empty table brings columns that no file has, and every column's type.
+                self._execute(f"CREATE VIEW {view} AS (FROM {empty}) UNION ALL BY NAME (FROM {read})")
+            else:
+                self._connection.register(name, _dataset(table, files, schema, partition))
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+
+
+def _lost_file(tables: Iterable[Table], said: str) -> str | None:
+    """Of the files that an error names, one that the newest version of a table lists; None: versions before it have them."""
+    for table in tables:
+        handle = table.open_to_read()
+        files = paths(handle) if handle is not None else []
+        lost = next((path for path in files if PurePosixPath(path).name in said), None)
+        if lost is not None:
+            return f"{table.uri}/{lost}"
+    return None
+
+
+def _as_of(table: Table, handle: DeltaTable, then: datetime) -> DeltaTable | None:
+    """The version of a time; None: there was no table yet. ConfigurationError: its log begins later."""
+    # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
+    history = handle.history()
+    moment = (then - EPOCH) // timedelta(milliseconds=1)
+    reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
+    if not reached:
+        if int(history[-1]["version"]) == 0:
+            return None
+        raise ConfigurationError(f"{table.name}: its log does not reach back to {then.isoformat()} any more")
+    try:
+        return DeltaTable(table.uri, max(reached), table.options)
+    except DeltaError as error:
+        raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
+
+
+def _dataset(table: Table, files: list[str], schema: pa.Schema, partition: pa.Schema) -> pads.Dataset:
+    """A table in an object store, read by delta-rs' own client: it has the credentials."""
+    system, prefix = file_system(table)
+    with store_errors_named(table.uri):
+        return pads.dataset(
+            [prefix + path for path in files],
+            schema=schema,
+            format="parquet",
+            filesystem=system,
+            partitioning=pads.partitioning(partition, flavor="hive") if partition else None,
+        )
+
+
+def plain(row: Sequence[object]) -> list[object]:
+    """A row for JSON and CSV: bytes as hexadecimal digits, times in ISO's form, everything else as it is."""
+    return [_plain(value) for value in row]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+PROTOCOL = "lake"
+
+_PREFIX = f"{PROTOCOL}://"
+
+#: Where DuckDB's temporary files are, as it sees them. A path on the disk begins with a slash: none can be the same.
+_TEMPORARY = f"{_PREFIX}temporary"
+
+#: What DuckDB calls them.
+_TEMPORARY_NAME = re.compile(re.escape(_TEMPORARY) + r"/(duckdb_temp_[A-Za-z0-9_.-]+)")
+
+
+class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
+    """The file system of one connection. Closing it deletes the temporary files."""
+
+    protocol = PROTOCOL
+    cachable = False
+
+    def __init__(self, temporary_bytes: int | None = None) -> None:
+        """`temporary_bytes`: of all temporary files together; None: as many as there is room for."""
+        super().__init__()
+        self._readable = set[str]()
+        self._bytes = temporary_bytes
+        self._folder = tempfile.TemporaryDirectory(prefix="game_events_sql")
+        #: The last error of a file: DuckDB's own text repeats it as a traceback.
+        self.failed: OSError | None = None
+
+    def restrict(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Make these the only files that the connection can reach, for good: its settings are locked."""
+        connection.register_filesystem(self)
+        connection.execute(f"SET temp_directory = {text(_TEMPORARY)}")
+        if self._bytes is not None:
+            connection.execute(f"SET max_temp_directory_size = '{self._bytes}B'")
+        connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
+        connection.execute(f"SET allowed_directories = [{text(_PREFIX)}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+
+    def readable(self, paths: Iterable[str]) -> list[str]:
+        """Let local files be read; gives their addresses for the connection."""
+        addresses = [_PREFIX + path for path in paths]
+        self._readable.update(addresses)
+        return addresses
+
+    def close(self) -> None:
+        """Delete the temporary files."""
+        self._folder.cleanup()
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keep the last error of a file."""
+        try:
+            yield
+        except OSError as error:
+            self.failed = error
+            raise
+
+    # --- What DuckDB calls. Every other method of the class raises, or does nothing.
+
+    def open(self, path: str, mode: str = "rb", **_: object) -> _File:
+        """A file to be read, or a temporary one; PermissionError for any other."""
+        temporary = self._temporary(path)
+        if temporary is not None:
+            with self.noted():
+                if "+" in mode:  # one that is to be written to in places is created by that
+                    temporary.touch()
+                return _File(temporary, mode, self)
+        with self.noted():
+            if path in self._readable and mode == "rb":
+                return _File(path.removeprefix(_PREFIX), mode, self)
+            raise PermissionError(f"{path} is no file of a table that can be read: the tables are only read here")
+
+    def info(self, path: str, **_: object) -> dict[str, Any]:
+        """Size and time of a file."""
+        place = self._place(path)
+        if path == _TEMPORARY:
+            return {"name": path, "size": 0, "type": "directory"}
+        status = place.stat()
+        return {"name": path, "size": status.st_size, "type": "file", "mtime": status.st_mtime}
+
+    def modified(self, path: str) -> datetime:
+        """When a file was changed last."""
+        return datetime.fromtimestamp(self._place(path).stat().st_mtime, UTC)
+
+    def glob(self, path: str, **_: object) -> list[str]:
+        """The file of that very name: its characters are no pattern."""
+        return [path.removeprefix(_PREFIX)] if path in self._readable else []
+
+    def ls(self, path: str, detail: bool = True, **_: object) -> list[Any]:
+        """Names of the temporary files."""
+        names = [f"{_TEMPORARY}/{file.name}" for file in Path(self._folder.name).iterdir()] if path == _TEMPORARY else []
+        return [self.info(name) for name in names] if detail else names
+
+    def touch(self, path: str, truncate: bool = True, **_: object) -> None:
+        """Called for a temporary file that may become shorter, but not with its new length: it stays as it is."""
+
+    def rm_file(self, path: str) -> None:
+        """Delete a temporary file."""
+        temporary = self._temporary(path)
+        if temporary is None:
+            with self.noted():
+                raise PermissionError(f"{path}: the tables are only read here")
+        temporary.unlink()
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete temporary files."""
+        del recursive, maxdepth
+        for each in [path] if isinstance(path, str) else path:
+            self.rm_file(each)
+
+    def _place(self, path: str) -> Path:
+        if path == _TEMPORARY:
+            return Path(self._folder.name)
+        place = Path(path.removeprefix(_PREFIX)) if path in self._readable else self._temporary(path)
+        if place is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return place
+
+    def _temporary(self, path: str) -> Path | None:
+        temporary = _TEMPORARY_NAME.fullmatch(path)
+        return Path(self._folder.name) / temporary[1] if temporary is not None else None
+
+    def room_for(self, more: int) -> None:
+        """OSError if the temporary files would become too many bytes. DuckDB bounds those that it makes of itself."""
+        if self._bytes is None or more <= 0:
+            return
+        taken = 0
+        with suppress(FileNotFoundError), os.scandir(self._folder.name) as files:
+            taken = sum(file.stat().st_size for file in files)
+        if taken + more > self._bytes:
+            raise OSError(errno.ENOSPC, f"temporary files of more than {self._bytes:,} bytes (GAME_EVENTS_SQL_DISK_BYTES)")
+
+
+class _File(io.FileIO):
+    """A file that DuckDB's threads share: each has a position of its own, as each seeks before it reads or writes."""
+
+    def __init__(self, path: str | Path, mode: str, files: ConnectionFiles) -> None:
+        super().__init__(path, mode)
+        self._files = files
+        self._position = threading.local()
+
+    def __del__(self) -> None:
+        # DuckDB closes files by forgetting them.
+        self.close()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Set this thread's position."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: os.fstat(self.fileno()).st_size}[whence]
+        self._position.at = start + offset
+        return self.tell()
+
+    def tell(self) -> int:
+        """This thread's position."""
+        return int(getattr(self._position, "at", 0))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Exactly so many bytes; OSError if the file has fewer, which DuckDB would not notice."""
+        wanted = size if size is not None and size >= 0 else max(0, os.fstat(self.fileno()).st_size - self.tell())
+        parts = list[bytes]()
+        while wanted > 0 and (part := os.pread(self.fileno(), wanted, self.tell())):
+            parts.append(part)
+            wanted -= len(part)
+            self.seek(len(part), os.SEEK_CUR)
+        if wanted > 0:
+            with self._files.noted():
+                raise OSError(errno.EIO, f"the file ends {wanted:,} bytes too early", str(self.name))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - any bytes
+        """Write all of it."""
+        rest = memoryview(data).cast("B")
+        written = len(rest)
+        with self._files.noted():
+            self._files.room_for(self.tell() + written - os.fstat(self.fileno()).st_size)
+            while rest:
+                done = os.pwrite(self.fileno(), rest, self.tell())
+                self.seek(done, os.SEEK_CUR)
+                rest = rest[done:]
+        return written

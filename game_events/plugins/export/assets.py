@@ -13,14 +13,14 @@ from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, lakehouse_of
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.export.chunks import failed_chunks_schema
-from game_events.plugins.export.result import Export
-from game_events.plugins.export.rows import OnReplaced
 from game_events.plugins.export.settings import ExportSettings
+from game_events.plugins.export.tables import failed_calls_schema
 
-#: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
-JOB, OP = "rest_export", "export_new_rows"
-RECEIVER, GROUP = "rest_receiver", "exports"
+#: Not the job's name: no two nodes of Dagster may share one, and the job is a node, too.
+OP = "export_new_rows"
+JOB = "rest_export"
+RECEIVER = "rest_receiver"
+GROUP = "exports"
 
 
 class ExportConfig(dg.Config):
@@ -34,18 +34,19 @@ class ExportConfig(dg.Config):
         default=None,
         description="Rows of this folder of Parquet files, or Delta table, below one of `JOB_PLACES`, instead.",
     )
-    replay: bool = Field(default=False, description="Send chunks that have failed for good once more.")
+    replay: bool = Field(default=False, description="Send failed calls once more.")
     replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")
 
 
 def build_export(graph: Graph) -> dg.Definitions:
     """Assets, job and sensor; none, unless the setting names a receiver."""
-    settings, keys = graph.settings, graph.keys
+    settings = graph.settings
+    keys = graph.keys
     if ExportSettings.of(settings).rest_url is None:
         return dg.Definitions()
     job = dg.define_asset_job(
         keys.named(JOB),
-        dg.AssetSelection.assets(keys.rest),
+        dg.AssetSelection.assets(keys.export),
         description="Sends what is new to the HTTP receiver. The same as `game-events export run`.",
         executor_def=dg.in_process_executor,
         tags=graph.tags,
@@ -53,7 +54,7 @@ def build_export(graph: Graph) -> dg.Definitions:
     # In a run of its own, so that a slow receiver holds up no table.
     sensor = dg.AutomationConditionSensorDefinition(
         keys.named("rest_automation"),
-        target=dg.AssetSelection.assets(keys.rest),
+        target=dg.AssetSelection.assets(keys.export),
         default_status=graph.sensor_status,
         minimum_interval_seconds=15,
         run_tags={**graph.tags, REASON: "there are new rows to export"},
@@ -65,27 +66,29 @@ def build_export(graph: Graph) -> dg.Definitions:
 def _asset(graph: Graph) -> dg.AssetsDefinition:
     """The asset, behind the layer that the setting names."""
     # These import aiohttp and DuckDB, which no other job needs.
-    from game_events.plugins.export.run import export_rows, replay_failed_chunks
+    from game_events.plugins.export.rows import OnReplaced
+    from game_events.plugins.export.run import export_rows, replay_failed_calls
 
-    settings, keys = graph.settings, graph.keys
-    upstream = keys.gold if ExportSettings.of(settings).rest_source == "gold" else keys.silver
+    keys = graph.keys
+    source = ExportSettings.of(graph.settings).rest_source
+    upstream = keys.gold if source == "gold" else keys.silver
 
     @dg.multi_asset(
         name=keys.named(OP),
         specs=[
             asset_spec(
                 graph,
-                keys.rest,
-                f"New rows of {ExportSettings.of(settings).rest_source}, POSTed to an HTTP receiver by Spark's workers: at "
-                "least once, under idempotency keys that stay the same. A chunk that is refused waits for a replay.",
+                keys.export,
+                f"New rows of {source}, POSTed to an HTTP receiver by Spark's workers: at "
+                "least once, under idempotency keys that stay the same. A failed call waits for a replay.",
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
                 group_name=GROUP,
-                kinds={"spark", "deltalake", "rest"},
+                kinds={"spark", "deltalake", "http"},
                 metadata=made_by(export_rows),
             )
         ],
-        pool=keys.named("rest"),
+        pool=keys.named("export"),
         required_resource_keys={graph.resource},
     )
     def rest_export(context: dg.AssetExecutionContext, config: ExportConfig) -> Iterator[dg.MaterializeResult[None]]:
@@ -93,12 +96,12 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
             if config.files is not None:
                 check_place(pipeline.settings, config.files)
             if config.replay:
-                replay_failed_chunks(pipeline, config.replay_statuses)
+                replay_failed_calls(pipeline, config.replay_statuses)
             on_replaced = OnReplaced(
                 ExportSettings.of(pipeline.settings).rest_on_replaced, frozenset(config.resend), frozenset(config.go_on)
             )
             export_rows(pipeline, report, on_replaced, config.files)
-        yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
+        yield dg.MaterializeResult(keys.export, metadata=_metadata(report))
         if report.errors:
             why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
             what = f"{len(report.errors)} {pipeline.settings.names.entities}"
@@ -109,15 +112,19 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
 
 
 def _downstream(graph: Graph) -> list[dg.AssetSpec]:
-    """The receiver, and the table of the chunks that it did not take."""
-    keys, lakehouse = graph.keys, lakehouse_of(graph.settings)
+    """The receiver, and the table of the calls that it did not take."""
+    keys = graph.keys
+    lakehouse = lakehouse_of(graph.settings)
     # Its address may hold a token.
     said = "The HTTP receiver of the export, at the address of the setting `REST_URL`. External."
-    receiver = asset_spec(graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=GROUP, kinds={"http"})
+    receiver = asset_spec(
+        graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.export], group_name=GROUP, kinds={"http"}
+    )
     if lakehouse is None:
         return [receiver]
-    table, schema = lakehouse.table(EXPORT_FAILED_CALLS), failed_chunks_schema(graph.settings.key_column)
-    return [receiver, own_table_spec(graph, table, schema, "Rows of chunks that the receiver did not take", [keys.rest])]
+    table = lakehouse.table(EXPORT_FAILED_CALLS)
+    schema = failed_calls_schema(graph.settings.key_column)
+    return [receiver, own_table_spec(graph, table, schema, "Rows of calls that the receiver did not take", [keys.export])]
 
 
 def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:
@@ -132,11 +139,13 @@ def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:
 
 
 def _metadata(report: RunReport) -> dict[str, Any]:
+    from game_events.plugins.export.run import Export
+
     done = report.part(Export) or Export()
     latency = dict(zip(("latency_p50_s", "latency_p95_s"), done.latency_s or (), strict=False))
     return {
         "rows_delivered": done.delivered_rows,
-        "rows_dead": done.dead_rows,
+        "rows_failed": done.failed_rows,
         "calls": done.calls,
         "chunks_waiting": done.waiting_chunks,
         "answers": dict(done.answers),

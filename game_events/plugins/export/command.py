@@ -1,4 +1,4 @@
-"""`game-events export`: rows sent to an HTTP receiver, failed chunks, status, and how many tasks a rate needs."""
+"""`game-events export`: rows sent to an HTTP receiver, failed calls, status, and how many tasks a rate needs."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -12,13 +12,14 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.plugins.export.delivery import RestTarget
+from game_events.plugins.export.delivery import ExportTarget
 from game_events.plugins.export.run import export_status
 from game_events.plugins.export.settings import ExportSettings
 
 app = typer.Typer(help="Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL).", no_args_is_help=True, add_completion=False)
 #: Calls, and rows, per second of one core; measured with the receiver on the same machine, and rounded down.
-CALLS_PER_CORE, ROWS_PER_CORE = 2_000, 25_000
+CALLS_PER_CORE = 2_000
+ROWS_PER_CORE = 25_000
 #: Planned utilization of a core.
 BUSY = 0.7
 
@@ -38,7 +39,7 @@ def run(resend: Resend = None, go_on: GoOn = None, files: Files = None, as_json:
 
 @app.command("replay")
 def replay(status: Statuses = None, as_json: Json = False) -> None:
-    """Send failed chunks again, under the keys they had; then what else waits or is new."""
+    """Send failed calls again, under the keys they had; then what else waits or is new."""
     _export(Output(as_json=as_json), {"replay": True, "replay_statuses": status or []})
 
 
@@ -49,14 +50,14 @@ def status(as_json: Json = False) -> None:
     settings = load_settings()
     counts = export_status(Pipeline(settings, no_spark))
     is_on = ExportSettings.of(settings).rest_url is not None
-    where = RestTarget.of(settings).shown if is_on else "off (GAME_EVENTS_REST_URL is not set)"
+    where = ExportTarget.of(settings).shown if is_on else "off (GAME_EVENTS_REST_URL is not set)"
     output.say(f"export: {where}")
     names = {"delivered": "delivered", "waiting": "waiting", "failed": "dead"}
     lines = [(shown, counts[name]["chunks"], counts[name]["rows"]) for shown, name in names.items()]
     output.table("rows by what became of them", ("", "calls", "rows"), lines)
     if counts["dead_letters"]:
         columns = ("source", "status", "reason", "chunks", "rows")
-        output.table("failed chunks", columns, [[entry[c] for c in columns] for entry in counts["dead_letters"]])
+        output.table("failed calls", columns, [[entry[c] for c in columns] for entry in counts["dead_letters"]])
         output.say("send them again when the cause is gone: `game-events export replay [--status N]`")
     output.result(counts)
 
@@ -119,7 +120,7 @@ def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_tas
 
 def _export(output: Output, config: dict[str, Any], place: str | None = None) -> None:
     settings = load_settings()
-    RestTarget.of(settings)  # what is wrong with it is said before Spark starts
+    ExportTarget.of(settings)  # what is wrong with it is said before Spark starts
     with output.working("exporting"):
         result = run_job(settings, "rest_export", config, place)
     done = result.report.get("export")
@@ -144,7 +145,7 @@ def _show(output: Output, done: dict[str, Any]) -> None:
                 f"(one machine: GAME_EVENTS_SPARK_MASTER='local[{done['tasks']}]')"
             )
     if done["dead_rows"]:
-        output.say(f"{done['dead_rows']:,} rows are in failed chunks now: `game-events export status` has the reasons")
+        output.say(f"{done['dead_rows']:,} rows are of failed calls: `game-events export status` has the reasons")
     if done["waiting_chunks"]:
         output.say(f"{done['waiting_chunks']:,} calls wait for the next run")
 

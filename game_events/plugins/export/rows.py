@@ -1,23 +1,22 @@
-"""Rows to be exported, in the columns of `chunks.ROWS`: new rows of silver or gold, all games in one Spark plan; rows of files.
+"""Rows to be exported, in the columns of `tables.ROWS`: new rows of silver or gold, all games in one Spark plan; rows of files.
 
-Each file of a folder of Parquet files, or of a Delta table, is exported once. Its chunks are fixed together, and outbox and
-delivery log have its address, which shows whether it was sent. In rewritten files of a Delta table (compaction, a delete) new
-and old rows cannot be distinguished: it is refused.
-
-Finds the rows of silver or gold that are new since the last export.
-
-Progress is in the outbox: a `txn` for each table is the last bronze batch with rows in chunks. A table with
+Progress is in the table of planned calls: a `txn` for each table is the last bronze batch with rows in chunks. A table with
 replaced rows (a full refresh, a repair, another bronze) has another name there: the setting `rest_on_replaced`, or an option
 of the run, decides what is sent of it.
+
+Each file of a folder of Parquet files, or of a Delta table, is exported once. Its chunks are fixed together, and planned calls
+and delivery log have its address, which shows whether it was sent. In rewritten files of a Delta table (compaction, a delete)
+new and old rows cannot be distinguished: it is refused.
 """
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,8 +36,8 @@ from game_events.lakehouse.data.spark_files import game_of_file, read_files, spa
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game, is_person, paths
 from game_events.pipeline.context import Pipeline
-from game_events.plugins.export.chunks import ROWS, ChunkOrigin, ExportTables
 from game_events.plugins.export.settings import ExportSettings
+from game_events.plugins.export.tables import ROWS, ChunkOrigin, ExportTables
 from game_events.spark.schemas import quoted
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.
@@ -68,16 +67,25 @@ class OnReplaced:
         return self.usual if replaced else "new"
 
 
+class SilverFile(NamedTuple):
+    """A file of silver; `lowest`, `highest`: batches of its rows, if they are known."""
+
+    uri: str
+    lowest: int | None
+    highest: int | None
+    rows: int
+
+
 @dataclass(frozen=True)
 class Step:
     """New rows of one game; `gold`: None unless gold is exported.
 
     Attributes:
         above, upto: bronze batches (above, upto] are new.
-        files: (path, lowest and highest batch, rows) of silver's files with new rows.
+        files: silver's files with new rows.
         origin: origin of the rows, for the chunks' keys.
-        apps: `content`, `bronze`, `any` (latest exported batch), `resent` (full resends) -> `txn` of the outbox.
-        expected: the outbox's values of them.
+        apps: `content`, `bronze`, `any` (latest exported batch), `resent` (full resends) -> `txn` of planned calls.
+        expected: their values now.
         resent: full resends, this one included.
     """
 
@@ -86,7 +94,7 @@ class Step:
     gold: DeltaTable | None
     above: int
     upto: int
-    files: tuple[tuple[str, int | None, int | None, int], ...]
+    files: tuple[SilverFile, ...]
     origin: ChunkOrigin
     apps: Mapping[str, str]
     expected: Mapping[str, int | None]
@@ -95,21 +103,26 @@ class Step:
     @property
     def rows(self) -> int:
         """Approximate number of silver rows to read."""
-        return sum(rows for *_, rows in self.files)
+        return sum(file.rows for file in self.files)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there may be rows to read."""
+        return bool(self.files) or self.gold is not None
 
     @property
     def advance(self) -> dict[str, int]:
-        """The outbox's `txn` once the rows are in it."""
+        """Values of `apps` once the rows are planned."""
         return {app: self.resent if name == "resent" else self.upto for name, app in self.apps.items()}
 
     def limited(self, batch: int) -> Self:
         """The step up to a batch."""
         upto = min(self.upto, max(batch, self.above))
-        files = tuple(file for file in self.files if (file[1] or 0) <= upto)
+        files = tuple(file for file in self.files if (file.lowest or 0) <= upto)
         return replace(self, upto=upto, files=files, origin=replace(self.origin, batch_to=upto))
 
 
-def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnReplaced) -> tuple[list[Step], dict[str, str]]:
+def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: OnReplaced) -> tuple[list[Step], dict[str, str]]:
     """The new rows of every game (about `SLICE_ROWS`, and at least one batch), and why games are held back or failed."""
     bronze = pipeline.open_bronze()
     if bronze is None:
@@ -118,42 +131,70 @@ def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnR
 
     def find(game: str) -> Step | str | None:
         try:
-            return _find_step(pipeline, identity, outbox, on_replaced, game)
+            return _find_step(pipeline, identity, planned, on_replaced, game)
         except GameEventsError as error:  # of one game: the others are exported
             return str(error)
 
-    found = for_games(sorted(filter(is_game, pipeline.lakehouse.games())), find)
-    steps = [step for step in found.values() if isinstance(step, Step)]
-    return _bounded(steps), {game: why for game, why in found.items() if isinstance(why, str)}
+    results = for_games(sorted(filter(is_game, pipeline.lakehouse.games())), find)
+    steps = [step for step in results.values() if isinstance(step, Step)]
+    return _bounded(steps), {game: why for game, why in results.items() if isinstance(why, str)}
 
 
 def _find_step(
-    pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, on_replaced: OnReplaced, game: str
+    pipeline: Pipeline, identity: BronzeIdentity, planned: DeltaTable | None, on_replaced: OnReplaced, game: str
 ) -> Step | None:
     """New rows of one game, or None if there are none; DataError if they are held back."""
-    kind = ExportSettings.of(pipeline.settings).rest_source
-    source, gold = pipeline.lakehouse.silver(game), None
-    silver = pipeline.tables.peek(source)
-    upto = identity.taken(silver)
-    if silver is None or upto is None:
-        return None  # rows of another bronze: silver is replaced first
-    content = f"{silver.metadata().id}:{incarnation(silver)}"
-    if kind == "gold":
-        source = pipeline.lakehouse.gold(game)
-        gold = pipeline.tables.peek(source)
-        upto = txn(gold, silver_app(silver))
-        if gold is None or upto is None:
-            return None  # gold is not refreshed from this silver yet
-        content = f"{gold.metadata().id}:{content}"
-    of = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
-    apps = {name: Txn(kind).of(game, part) for name, part in of.items()}
-    held = {name: txn(outbox, app) for name, app in apps.items()}
+    source = _source(pipeline, identity, game)
+    if source is None:
+        return None
+    parts = {"content": source.content, "bronze": identity.key, "any": "", "resent": "resent"}
+    apps = {name: source.kind.of(game, part) for name, part in parts.items()}
+    held = {name: txn(planned, app) for name, app in apps.items()}
+    upto = source.upto
     above, resent = _start(game, source.name, upto, held, on_replaced)
     if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
         return None
-    origin = ChunkOrigin(source.name, game, f"{content}:{resent}", above, upto)
+    origin = ChunkOrigin(source.name, game, f"{source.content}:{resent}", above, upto)
     expected = {app: held[name] for name, app in apps.items()}
-    return Step(game, silver, gold, above, upto, _files(silver, above), origin, apps, expected, resent)
+    files = _files(source.silver, above)
+    return Step(game, source.silver, source.gold, above, upto, files, origin, apps, expected, resent)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A game's table that is exported.
+
+    Attributes:
+        kind: `txn` of planned calls about it.
+        content: name of its incarnation.
+        upto: last bronze batch in it.
+        silver, gold: the game's tables; gold only if it is exported.
+    """
+
+    kind: Txn
+    name: str
+    content: str
+    upto: int
+    silver: DeltaTable
+    gold: DeltaTable | None = None
+
+
+def _source(pipeline: Pipeline, identity: BronzeIdentity, game: str) -> _Source | None:
+    """The table that is exported; None: its rows are not of this bronze, or not of this silver, yet."""
+    table = pipeline.lakehouse.silver(game)
+    silver = pipeline.tables.peek(table)
+    upto = identity.taken(silver)
+    if silver is None or upto is None:
+        return None
+    content = f"{silver.metadata().id}:{incarnation(silver)}"
+    if ExportSettings.of(pipeline.settings).rest_source == "silver":
+        return _Source(Txn.SILVER, table.name, content, upto, silver)
+    table = pipeline.lakehouse.gold(game)
+    gold = pipeline.tables.peek(table)
+    upto = txn(gold, silver_app(silver))
+    if gold is None or upto is None:
+        return None
+    return _Source(Txn.GOLD, table.name, f"{gold.metadata().id}:{content}", upto, silver, gold)
 
 
 def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
@@ -172,25 +213,36 @@ def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_
     return starts[way], resent + (way == "resend")
 
 
-def _files(silver: DeltaTable, above: int) -> tuple[tuple[str, int | None, int | None, int], ...]:
+def _files(silver: DeltaTable, above: int) -> tuple[SilverFile, ...]:
     """Files that may have rows above a batch."""
     root = silver.table_uri.rstrip("/")
     actions = add_actions(silver)
     names = {"path", "num_records", "min._batch", "max._batch"} & set(actions.column_names)
-    rows = actions.select(sorted(names)).to_pylist()
-    found = ((f"{root}/{a['path']}", a.get("min._batch"), a.get("max._batch"), a["num_records"] or 0) for a in rows)
-    return tuple(file for file in found if file[2] is None or file[2] > above)
+    files = (
+        SilverFile(f"{root}/{row['path']}", row.get("min._batch"), row.get("max._batch"), row["num_records"] or 0)
+        for row in actions.select(sorted(names)).to_pylist()
+    )
+    return tuple(file for file in files if file.highest is None or file.highest > above)
 
 
 def _bounded(steps: list[Step]) -> list[Step]:
     """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
     if sum(step.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
         return steps
-    known = sorted((file[2] or step.upto, file[3]) for step in steps for file in step.files)
+    limit = _last_batch(steps)
+    bounded = []
+    for step in steps:
+        limited = step.limited(limit)
+        if limited.upto > limited.above or step.upto == step.above:
+            bounded.append(limited)
+    return bounded
+
+
+def _last_batch(steps: list[Step]) -> int:
+    """The batch up to which there are about `SLICE_ROWS`."""
+    known = sorted((file.highest or step.upto, file.rows) for step in steps for file in step.files)
     fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
-    limit = known[max(fitting, 1) - 1][0]
-    limited = ((step, step.limited(limit)) for step in steps)
-    return [less for step, less in limited if less.upto > less.above or step.upto == step.above]
+    return known[max(fitting, 1) - 1][0]
 
 
 #: Rows up to which one task cuts all of them, without a shuffle.
@@ -198,9 +250,13 @@ SMALL_ROWS = 250_000
 
 ORDER = ("_group", "_batch", "_place", "_kafka_partition", "_kafka_offset", "_person", "json")
 
-_GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
-
-_FILE, _NUMBER = "_step_file", "_step_number"
+#: Columns beside those of tables and files.
+_GAME = "_step_game"
+_FROM = "_step_from"
+_TO = "_step_to"
+_KEY = "_step_key"
+_FILE = "_step_file"
+_NUMBER = "_step_number"
 
 _OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -212,7 +268,7 @@ _OPTIONS = {
 
 
 def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
-    """Rows of `chunks.ROWS`, grouped by game and sorted by coordinates."""
+    """Rows of `tables.ROWS`, grouped by game and sorted by coordinates."""
     _ = pipeline.spark  # before any column is named: that needs a session
     read = _of_gold if steps[0].gold is not None else _of_silver
     groups = _same_columns(steps, lambda step: step.gold or step.silver)
@@ -224,7 +280,7 @@ def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
 
 
 def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], **coordinates: Column) -> DataFrame:
-    """Rows in the columns of `chunks.ROWS`; missing coordinates are NULL. `person`: column with the data subject's key."""
+    """Rows in the columns of `tables.ROWS`; missing coordinates are NULL. `person`: column with a person's id."""
     persons = [name for name in rows.columns if is_person(name, person)]
     kinds = {"_batch": "bigint", "_place": "string", "_kafka_partition": "int", "_kafka_offset": "bigint"}
     return rows.select(
@@ -237,7 +293,7 @@ def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], 
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Rows of silver of each step's batches."""
-    uris = [file[0] for step in steps for file in step.files]
+    uris = [file.uri for step in steps for file in step.files]
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
     entity = F.col(quoted(pipeline.settings.entity_column))
     limits = pa.table(
@@ -257,28 +313,29 @@ def _of_silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
 
 def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Gold's current rows of players with new events; of a game that was never exported all of gold."""
-    entity, key = pipeline.settings.entity_column, pipeline.settings.key_column
-    parts = []
-    for changed in (False, True):
-        chosen = [step for step in steps if (step.above > 0) == changed]
-        uris = [uri for step in chosen if step.gold is not None for uri in files_with(step.gold)]
-        if not uris or chosen[0].gold is None:
-            continue
-        rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
-        columns = [column for column in rows.columns if column != entity]
-        rows = rows.select(game_of_file(uris, pipeline.lakehouse.gold_path()).alias(entity), *columns)
-        if changed:
-            silver = [_silver(pipeline, group) for group in _same_columns(chosen, lambda step: step.silver)]
-            players = reduce(
-                DataFrame.unionByName,
-                (r.select(F.col(quoted(entity)).alias(_GAME), F.col(quoted(key)).alias("_key")) for r in silver),
-            )
-            same = (F.col(quoted(entity)) == F.col(_GAME)) & F.col(quoted(key)).eqNullSafe(F.col("_key"))
-            rows = rows.join(players.distinct(), same, "left_semi")
-        parts.append(shaped(rows, key, F.col(quoted(entity)), rows.columns))
-    if parts:
-        return reduce(DataFrame.unionByName, parts)
-    return pipeline.spark.createDataFrame([], ROWS)
+    entity = F.col(quoted(pipeline.settings.entity_column))
+    key = F.col(quoted(pipeline.settings.key_column))
+    parts = [_gold(pipeline, [step for step in steps if step.above == 0])]
+    known = [step for step in steps if step.above > 0]
+    rows = _gold(pipeline, known)
+    if rows is not None:
+        silver = [_silver(pipeline, group) for group in _same_columns(known, lambda step: step.silver)]
+        players = reduce(DataFrame.unionByName, (part.select(entity.alias(_GAME), key.alias(_KEY)) for part in silver))
+        parts.append(rows.join(players.distinct(), (entity == F.col(_GAME)) & key.eqNullSafe(F.col(_KEY)), "left_semi"))
+    sent = [shaped(part, pipeline.settings.key_column, entity, part.columns) for part in parts if part is not None]
+    return reduce(DataFrame.unionByName, sent or [pipeline.spark.createDataFrame([], ROWS)])
+
+
+def _gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame | None:
+    """All rows of gold of steps with the same columns; None: there are none."""
+    tables = [step.gold for step in steps if step.gold is not None]
+    uris = [uri for table in tables for uri in files_with(table)]
+    if not uris:
+        return None
+    entity = pipeline.settings.entity_column
+    rows = read_files(pipeline.spark, uris, spark_schema(tables[0].schema()))
+    columns = [column for column in rows.columns if column != entity]
+    return rows.select(game_of_file(uris, pipeline.lakehouse.gold_path()).alias(entity), *columns)
 
 
 def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) -> list[list[Step]]:
@@ -292,11 +349,12 @@ def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) ->
 
 def _as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
     """Columns of a row as a JSON object."""
-    types = {f.name: f.dataType for f in rows.schema.fields}
+    types = {field.name: field.dataType for field in rows.schema.fields}
     parts = []
     for name in columns:
-        column, wanted = F.col(quoted(name)), _without_decimals(types[name])
-        parts.append((column if wanted == types[name] else column.cast(wanted)).alias(name))
+        column = F.col(quoted(name))
+        kind = _without_decimals(types[name])
+        parts.append((column if kind == types[name] else column.cast(kind)).alias(name))
     return F.to_json(F.struct(*parts), _OPTIONS)
 
 
@@ -318,7 +376,7 @@ def folder_table(pipeline: Pipeline, folder: str) -> Table:
     return Table(name, f"{root}/{name}", pipeline.lakehouse.options)
 
 
-def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, outbox: DeltaTable | None) -> list[str]:
+def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, planned: DeltaTable | None) -> list[str]:
     """Addresses of a folder's Parquet files that were not exported yet, sorted; `delta`: a version of it as a Delta table.
 
     Raises:
@@ -326,7 +384,7 @@ def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, outb
         DataError: the Delta table's files were rewritten since.
     """
     here = {f"{place.uri}/{path}" for path in (paths(delta) if delta is not None else _listed(place))}
-    known = _exported(tables, outbox, place.uri)
+    known = _exported(tables, planned, place.uri)
     gone = known - here
     if delta is not None and gone:
         raise DataError(
@@ -341,22 +399,24 @@ def _listed(place: Table) -> list[str]:
     if place.local_path is not None and not place.local_path.is_dir():
         raise ConfigurationError(f"{place.uri} is not a folder: name one with Parquet files, or a Delta table")
     system, prefix = file_system(place)
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/") or "", recursive=True))
-    names = [f.path.removeprefix(prefix) for f in found if f.type == pafs.FileType.File and f.path.endswith(".parquet")]
+    entries = system.get_file_info(pafs.FileSelector(prefix.rstrip("/") or "", recursive=True))
+    files = [entry.path.removeprefix(prefix) for entry in entries if entry.type == pafs.FileType.File]
     # Names with such a prefix are no data, by Spark's rule.
-    return [n for n in names if not any(part.startswith(("_", ".")) for part in n.split("/"))]
+    hidden = re.compile(r"(^|/)[_.]")
+    return [name for name in files if name.endswith(".parquet") and not hidden.search(name)]
 
 
-def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[str]:
+def _exported(tables: ExportTables, planned: DeltaTable | None, uri: str) -> set[str]:
     """Files below an address that have chunks."""
-    handles = ((tables.deliveries, tables.deliveries.open()), (tables.outbox, outbox))
-    found = [read_arrow(table, handle, ["source"]) for table, handle in handles if handle is not None]
-    names = {name for rows in found for name in pc.unique(rows.column("source")).to_pylist()}
-    return {name for name in names if name is not None and name.startswith(f"{uri}/")}
+    names: set[str] = set()
+    for table, handle in ((tables.deliveries, tables.deliveries.open()), (tables.planned, planned)):
+        if handle is not None:
+            names.update(pc.unique(read_arrow(table, handle, ["source"]).column("source").drop_null()).to_pylist())
+    return {name for name in names if name.startswith(f"{uri}/")}
 
 
 def file_rows(pipeline: Pipeline, place: Table, delta: DeltaTable | None, files: Sequence[str]) -> DataFrame:
-    """Rows of `chunks.ROWS`; the group is the file, the coordinate the row's number in it; folder and `delta`: see `new_files`.
+    """Rows of `tables.ROWS`; the group is the file, the coordinate the row's number in it; folder and `delta`: see `new_files`.
 
     Raises:
         ConfigurationError: the files cannot be read together.
@@ -371,13 +431,14 @@ def file_rows(pipeline: Pipeline, place: Table, delta: DeltaTable | None, files:
         said = [line.partition("SparkException: ")[2] for line in str(error).splitlines() if "SparkException: [" in line]
         raise ConfigurationError(f"the Parquet files cannot be read together: {(said or [first_line(error)])[-1]}") from None
     # A column of the files may have any name, also one of these.
-    found = rows.metadataColumn("_metadata")
+    origin = rows.metadataColumn("_metadata")
     # Spark's file names have a scheme and escaped characters; `files` has neither.
-    file = F.regexp_replace(F.url_decode(F.regexp_replace(found["file_path"], r"\+", "%2B")), "^file:(//)?", "")
-    number = found["row_index"]
+    file = F.regexp_replace(F.url_decode(F.regexp_replace(origin["file_path"], r"\+", "%2B")), "^file:(//)?", "")
+    number = origin["row_index"]
     if delta is not None and delta.metadata().partition_columns:
         rows = _with_partitions(pipeline, rows.withColumns({_FILE: file, _NUMBER: number}), delta, place, files)
-        file, number = F.col(_FILE), F.col(_NUMBER)
+        file = F.col(_FILE)
+        number = F.col(_NUMBER)
     sent = shaped(rows, pipeline.settings.key_column, file, columns, _place=file, _kafka_offset=number)
     return sent.repartition(min(8, len(files)), "_group").sortWithinPartitions(*ORDER)
 

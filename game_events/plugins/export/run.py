@@ -1,23 +1,21 @@
-"""Runs an export: sends the outbox's chunks, then new rows, slice by slice.
+"""A run of the export: plans new rows in chunks, sends what is planned, slice by slice; and failed calls.
 
-Guarantee: at least once, in chunks that are fixed before their first call, with the same key and bytes in each call. A chunk
-that is delivered by the delivery log is not sent again. Of two concurrent runs the earlier one stops at its next commit.
+Guarantee: at least once, in chunks that are fixed before their first call, with the same key and bytes in each call. Each row
+of the source is in one chunk: a commit compares and advances each table's exported batch, so one of two concurrent plans fails.
+A chunk that is delivered by the delivery log is not sent again. Of two concurrent runs the earlier one stops at its next
+commit.
 
-Plans an export in the driver: one commit to the outbox fixes new rows in chunks, before any of them is sent.
-
-Guarantee: each row of the source is in one chunk. The commit compares and advances each table's exported batch, so one of two
-concurrent plans fails.
-
-Failed chunks, in the table `export_failed_calls`, and their replay under the same keys.
-
-Guarantee: a failed chunk is sent again once for each replay, also beside a concurrent replay. It waits for a replay if the
-newest entry of its key in the delivery log is "dead", and the outbox does not have it.
+A failed call is sent again once for each replay, under its key, also beside a concurrent replay. It waits for a replay if the
+newest entry of its key in the delivery log is not "delivered", and it is not planned.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,29 +32,110 @@ from game_events.lakehouse.data.staging import StagedFile, discard, staged
 from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
-from game_events.plugins.export.chunks import (
-    DELIVERED,
-    DELIVERIES,
-    FAILED,
-    ChunkOrigin,
-    CutChunks,
-    ExportTables,
-    failed_chunks_schema,
-    outbox_schema,
-)
-from game_events.plugins.export.delivery import RestTarget, preflight
-from game_events.plugins.export.rate_limiter import LimiterAddress, RateLimiterServer, RateWindow, limiter_host
-from game_events.plugins.export.result import Export
+from game_events.plugins.export.delivery import ExportTarget, preflight
 from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings
-from game_events.plugins.export.worker import DELIVERY_LOG, SendChunks
+from game_events.plugins.export.tables import (
+    DELIVERED,
+    DELIVERIES,
+    ChunkOrigin,
+    ExportTables,
+    failed_calls_schema,
+    planned_schema,
+)
+from game_events.plugins.export.worker import DELIVERY_LOG, CutChunks, SendChunks, TaskAccount
+from game_events.workers.job import task_numbers
 
-#: Attempts to commit to the outbox or the delivery log beside concurrent writers.
+#: Attempts to commit beside concurrent writers.
 ATTEMPTS = 5
 
-DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk's rows go when all of its slice is settled"
+DESCRIPTION = "Rows of planned calls over HTTP; a call's rows go when all of its slice is settled"
+
+#: Attributes with another name in `--json`.
+KEYS = {"failed_rows": "dead_rows", "failed_calls": "dead_chunks"}
+
+
+@dataclass
+class Export(PluginResult):
+    """Result of one run of the export over HTTP.
+
+    Attributes:
+        planned_rows, planned_chunks: planned by this run.
+        delivered_rows, delivered_chunks: accepted by the receiver.
+        failed_rows, failed_calls: refused, or accepted in none of their attempts.
+        waiting_chunks: left for the next run.
+        calls: attempts; `answers`: status, or kind of failure -> attempts.
+        held: game -> why nothing of it was planned.
+        tasks, at_once: Spark tasks that sent, and the most of them that ran at the same time.
+        seconds: of sending alone.
+        latency_s: median and 95th percentile of answered calls.
+    """
+
+    key: ClassVar[str] = "export"
+
+    planned_rows: int = 0
+    planned_chunks: int = 0
+    delivered_rows: int = 0
+    delivered_chunks: int = 0
+    failed_rows: int = 0
+    failed_calls: int = 0
+    waiting_chunks: int = 0
+    calls: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    held: dict[str, str] = field(default_factory=dict)
+    tasks: int = 0
+    at_once: int = 0
+    seconds: float = 0.0
+    latency_s: tuple[float, float] | None = None
+    _latencies: list[float] = field(default_factory=list, repr=False)
+
+    def add(self, tasks: Sequence[TaskAccount]) -> None:
+        """Add the tasks of one micro-batch."""
+        for task in tasks:
+            self.delivered_rows += task.delivered
+            self.delivered_chunks += task.delivered_calls
+            self.failed_rows += task.failed
+            self.failed_calls += task.failed_calls
+            self.calls += task.calls
+            self.answers.update(task.answers)
+            self._latencies += task.latencies
+        begins = [(task.began, 1) for task in tasks]
+        moments = sorted(begins + [(task.ended, -1) for task in tasks])
+        running = 0
+        for _, change in moments:
+            running += change
+            self.at_once = max(self.at_once, running)
+        self.tasks = max(self.tasks, len(tasks))
+        if len(self._latencies) > 1:
+            cuts = quantiles(self._latencies, n=20)
+            self.latency_s = (cuts[9], cuts[18])
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        hidden = ("at_once", "latency_s", "_latencies")
+        values = {KEYS.get(name, name): value for name, value in vars(self).items() if name not in hidden}
+        return values | {
+            "answers": dict(sorted(self.answers.items())),
+            "tasks_at_once": self.at_once,
+            "seconds": round(self.seconds, 3),
+            "rows_per_s": self._per_s(self.delivered_rows),
+            "calls_per_s": self._per_s(self.calls),
+            "latency_ms": {n: round(s * 1000, 1) for n, s in zip(("p50", "p95"), self.latency_s or (), strict=False)},
+        }
+
+    def _per_s(self, count: int) -> float | None:
+        return round(count / self.seconds, 1) if self.seconds else None
+
+    def event_rows(self) -> Iterator[dict[str, Any]]:
+        """Row of the event log."""
+        if self.planned_chunks or self.calls or self.held:
+            states = {"held": self.held, "waiting": self.waiting_chunks, "failed calls": self.failed_calls, "done": True}
+            status = next(state for state, applies in states.items() if applies)
+            counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
+            yield {"kind": "exported", "layer": "export", "status": status, "detail": self.to_dict()} | counts
 
 
 @retry_on_conflict(ATTEMPTS)
@@ -66,29 +145,32 @@ def plan_slice(pipeline: Pipeline, tables: ExportTables, report: RunReport, acco
     Raises:
         ConflictError: concurrent writers won every attempt; nothing was sent.
     """
-    outbox = tables.outbox.open()
+    planned = tables.planned.open()
     # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
     granted = Txn.GRANTED.of(pipeline.run_id)
-    if txn(outbox, granted) is not None:
+    if txn(planned, granted) is not None:
         on_replaced = OnReplaced(on_replaced.usual)
-    steps, held = find_changes(pipeline, outbox, on_replaced)
+    steps, held = find_changes(pipeline, planned, on_replaced)
     _report_held(pipeline, report, account, held)
     if not steps:
         return False
-    pipeline.on_progress(f"rest export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
+    pipeline.on_progress(f"export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
     origins = {step.game: step.origin for step in steps}
-    expected = {app: value for step in steps for app, value in step.expected.items()}
-    advance = {app: value for step in steps for app, value in step.advance.items()}
+    expected: dict[str, int | None] = {}
+    advance: dict[str, int] = {}
+    for step in steps:
+        expected |= step.expected
+        advance |= step.advance
     if (on_replaced.resend | on_replaced.go_on) & origins.keys():
         advance[granted] = 1
     files: list[StagedFile] = []
-    if any(step.files or step.gold is not None for step in steps):
-        files = _staged(pipeline, tables, outbox, new_rows(pipeline, steps), origins)
+    if any(step.has_rows for step in steps):
+        files = _staged(pipeline, tables, planned, new_rows(pipeline, steps), origins)
     if _erased_since(pipeline, steps):
         # Erased rows may be among these.
-        discard(tables.outbox, files)
-        raise ConflictError("gamers were erased during each of the attempts to plan the export: run it again")
-    _commit(tables, outbox, files, expected, advance, account)
+        discard(tables.planned, files)
+        raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
+    _commit(tables, planned, files, expected, advance, account)
     return True
 
 
@@ -100,86 +182,87 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder
         DataError: the files of a Delta table were rewritten.
         ConflictError: another run planned at the same time.
     """
-    outbox = tables.outbox.open()
+    planned = tables.planned.open()
     place = folder_table(pipeline, folder)
     # One version, also of a table that is compacted meanwhile.
     delta = place.open_to_read()
-    files = new_files(tables, place, delta, outbox)
+    files = new_files(tables, place, delta, planned)
     if not files:
         return False
     origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
-    staged = _staged(pipeline, tables, outbox, file_rows(pipeline, place, delta, files), origins)
-    if staged:
-        _commit(tables, outbox, staged, {}, {}, account)
-    return bool(staged)
+    chunks = _staged(pipeline, tables, planned, file_rows(pipeline, place, delta, files), origins)
+    if chunks:
+        _commit(tables, planned, chunks, {}, {}, account)
+    return bool(chunks)
 
 
 def commit_slice(
     tables: ExportTables,
-    outbox: DeltaTable | None,
+    planned: DeltaTable | None,
     files: Sequence[StagedFile],
     expected: Mapping[str, int | None],
     advance: Mapping[str, int],
 ) -> None:
-    """Commit files to the outbox, as its next slice.
+    """Commit files of planned calls, as the next slice.
 
     Raises:
-        ConflictError: another run has changed the outbox since; the files are deleted.
+        ConflictError: another run has planned since; the files are deleted.
     """
     commit(
         Commit(
-            tables.outbox,
-            outbox_schema(tables.person),
+            tables.planned,
+            planned_schema(tables.person),
             files,
-            expect_transactions={**expected, Txn.COMMITS: txn(outbox, Txn.COMMITS)},
-            set_transactions={**advance, Txn.COMMITS: next_slice(tables, outbox)},
-            table_id=table_id(outbox),
+            {**expected, Txn.COMMITS: txn(planned, Txn.COMMITS)},
+            {**advance, Txn.COMMITS: next_slice(tables, planned)},
+            table_id(planned),
             description=DESCRIPTION,
         )
     )
 
 
-def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
+def next_slice(tables: ExportTables, planned: DeltaTable | None) -> int:
     """Number of the next slice.
 
-    In a recreated outbox it follows the delivery log's last one: chunks with a reused number would count as settled.
+    In a recreated table it follows the delivery log's last one: chunks with a reused number would count as settled.
     """
-    if outbox is not None:
-        return counter(outbox, Txn.COMMITS) + 1
+    if planned is not None:
+        return counter(planned, Txn.COMMITS) + 1
     settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
     return int(pc.max(settled.column("slice")).as_py() or 0) + 1
 
 
 def _staged(
-    pipeline: Pipeline, tables: ExportTables, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
+    pipeline: Pipeline, tables: ExportTables, planned: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
 ) -> list[StagedFile]:
-    number, limits = (
-        next_slice(tables, outbox),
-        (
-            ExportSettings.of(pipeline.settings).rest_rows_per_call,
-            ExportSettings.of(pipeline.settings).rest_bytes_per_call,
-        ),
+    settings = ExportSettings.of(pipeline.settings)
+    cut = CutChunks(
+        tables.planned,
+        tables.person,
+        next_slice(tables, planned),
+        settings.rest_rows_per_call,
+        settings.rest_bytes_per_call,
+        origins,
     )
-    cut = CutChunks(tables.outbox, tables.person, number, *limits, origins)
-    files = [file for found in cut.collect(rows) for file in found.files]
-    failpoints.reach("rest_staged")
+    files = [file for task in cut.collect(rows) for file in task.files]
+    failpoints.reach("export_staged")
     return files
 
 
 def _commit(
     tables: ExportTables,
-    outbox: DeltaTable | None,
+    planned: DeltaTable | None,
     files: Sequence[StagedFile],
     expected: Mapping[str, int | None],
     advance: Mapping[str, int],
     account: Export,
 ) -> None:
-    commit_slice(tables, outbox, files, expected, advance)
-    failpoints.reach("rest_planned")
+    commit_slice(tables, planned, files, expected, advance)
+    failpoints.reach("export_planned")
     account.planned_rows += sum(file.rows for file in files)
-    now = tables.outbox.open()
+    now = tables.planned.open()
     if now is not None:
-        chunks = read_arrow(tables.outbox, now, ["chunk"], [file.path for file in files])
+        chunks = read_arrow(tables.planned, now, ["chunk"], [file.path for file in files])
         account.planned_chunks += pc.count_distinct(chunks.column("chunk")).as_py()
 
 
@@ -190,13 +273,12 @@ def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
 
 def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
     """Report each game that is not exported as a failure of the run, once."""
-    of_game = (
-        pipeline.lakehouse.silver if ExportSettings.of(pipeline.settings).rest_source == "silver" else pipeline.lakehouse.gold
-    )
+    is_gold = ExportSettings.of(pipeline.settings).rest_source == "gold"
+    of_game = pipeline.lakehouse.gold if is_gold else pipeline.lakehouse.silver
     for game, why in held.items():
         if game not in account.held:
             account.held[game] = why
-            report.add_failed("rest", of_game(game), why, game)
+            report.add_failed("export", of_game(game), why, game)
 
 
 #: Errors that stop a task, the most urgent first.
@@ -217,7 +299,7 @@ def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced |
         ConflictError: another run has taken over.
     """
     settings = pipeline.settings
-    target = RestTarget.of(settings)
+    target = ExportTarget.of(settings)
     on_replaced = on_replaced or OnReplaced(ExportSettings.of(settings).rest_on_replaced)
     account = report.part(Export) or Export()
     report.add(RunResult(parts={account.key: account}))
@@ -229,71 +311,79 @@ def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced |
 
 
 class _Exporter:
-    """Sends the outbox's chunks."""
+    """Sends planned calls."""
 
-    def __init__(self, pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export) -> None:
-        self._pipeline, self._tables, self._target, self._account = pipeline, tables, target, account
+    def __init__(self, pipeline: Pipeline, tables: ExportTables, target: ExportTarget, account: Export) -> None:
+        self._pipeline = pipeline
+        self._tables = tables
+        self._target = target
+        self._account = account
         self._run: int | None = None
-        settings = pipeline.settings
-        self._limit = RateWindow.of(
-            ExportSettings.of(settings).rest_calls_per_s, ExportSettings.of(settings).rest_calls_per_min
-        )
+        # With a rate limit: this run's calls that still count, by this process's clock; none arrived later.
+        self._counted: list[float] = []
 
     def send_all(self) -> None:
-        """Send every waiting chunk, then empty the outbox."""
-        tables, account = self._tables, self._account
+        """Send every waiting chunk, then empty the table of planned calls."""
+        tables = self._tables
         while True:
-            outbox, deliveries = tables.outbox.open(), tables.deliveries.open()
-            waiting = tables.waiting(outbox, deliveries)
-            account.waiting_chunks = waiting.num_rows
+            planned = tables.planned.open()
+            waiting = tables.waiting(planned, tables.deliveries.open())
+            self._account.waiting_chunks = waiting.num_rows
             if not waiting.num_rows:
                 break
             if self._run is None:
                 preflight(self._pipeline.settings, self._target)
                 self._run = _take_over(tables, self._pipeline.run_id)
             number = waiting.column("slice")[0].as_py()
-            self._send(number, waiting.filter(pc.equal(waiting.column("slice"), number)))
-        if outbox is not None and paths(outbox):
-            failpoints.reach("rest_settled")
+            self._send(self._run, number, waiting.filter(pc.equal(waiting.column("slice"), number)))
+        if planned is not None and paths(planned):
+            failpoints.reach("export_settled")
             _clear(tables)
 
-    def _send(self, number: int, chunks: pa.Table) -> None:
-        """Send a slice's chunks by one Spark job."""
-        pipeline, settings = self._pipeline, self._pipeline.settings
-        outbox = self._tables.outbox.open()
-        if outbox is None or self._run is None:
+    def _send(self, run: int, number: int, chunks: pa.Table) -> None:
+        """Send a slice's chunks by one Spark job; with a rate limit by one task."""
+        pipeline = self._pipeline
+        # As it is now: somebody may have been erased since.
+        planned = self._tables.planned.open()
+        if planned is None:
             return
-        tasks = min(ExportSettings.of(settings).rest_tasks, chunks.num_rows)
-        pipeline.on_progress(f"rest export: {chunks.num_rows:,} calls to {self._target.shown}")
-        limited: AbstractContextManager[LimiterAddress | None] = nullcontext()
-        if self._limit.windows:
-            limited = RateLimiterServer(self._limit, limiter_host(settings))
+        most = 1 if self._target.limits else ExportSettings.of(pipeline.settings).rest_tasks
+        tasks = min(most, chunks.num_rows)
+        pipeline.on_progress(f"export: {chunks.num_rows:,} calls to {self._target.shown}")
         began = time.monotonic()
-        with limited as limiter:
-            job = SendChunks(
-                self._tables,
-                self._target,
-                paths(outbox),
-                number,
-                chunks.column("chunk").to_numpy().astype(np.int64),
-                chunks.column("rows").to_numpy().astype(np.int64),
-                tasks,
-                self._run,
-                pipeline.run_id,
-                limiter,
-            )
-            found = job.collect(pipeline.spark.range(0, tasks, 1, tasks))
-        job.note([file for sent in found for file in sent.files])
-        done = [account for sent in found for account in sent.accounts]
+        job = SendChunks(
+            self._tables,
+            self._target,
+            paths(planned),
+            number,
+            chunks.column("chunk").to_numpy().astype(np.int64),
+            chunks.column("rows").to_numpy().astype(np.int64),
+            tasks,
+            run,
+            pipeline.run_id,
+            [began - moment for moment in self._counted],
+        )
+        sent = job.collect(task_numbers(pipeline.spark, tasks))
+        done = [account for task in sent for account in task.accounts]
+        ended = time.monotonic()
+        self._counted = [ended - age for account in done for age in account.counted]
+        job.note([file for task in sent for file in task.files])
         self._account.seconds += time.monotonic() - began
         self._account.add(done)
+        self._raise_if_stopped(done)
+
+    def _raise_if_stopped(self, done: Sequence[TaskAccount]) -> None:
+        """Raise the most urgent error of the tasks."""
         stopped = [task for task in done if task.stopped is not None]
-        if stopped:
-            self._account.waiting_chunks = self._tables.waiting(outbox, self._tables.deliveries.open()).num_rows
-            # Errors that need a change by the user first, transient ones last.
-            task = min(stopped, key=lambda task: list(_ERRORS).index(task.kind) if task.kind in _ERRORS else len(_ERRORS))
-            what = f"{task.stopped}. {self._account.waiting_chunks:,} calls wait for the next run"
-            raise _ERRORS.get(task.kind, DataError)(f"{self._target.shown}: {what}")
+        if not stopped:
+            return
+        tables = self._tables
+        waiting = tables.waiting(tables.planned.open(), tables.deliveries.open()).num_rows
+        self._account.waiting_chunks = waiting
+        urgency = [*_ERRORS, *(task.kind for task in stopped)]
+        task = min(stopped, key=lambda task: urgency.index(task.kind))
+        error = _ERRORS.get(task.kind, DataError)
+        raise error(f"{self._target.shown}: {task.stopped}. {waiting:,} calls wait for the next run")
 
 
 @retry_on_conflict(ATTEMPTS)
@@ -318,104 +408,97 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
 
 
 def _clear(tables: ExportTables) -> None:
-    """Empty the outbox, once the delivery log has every chunk's outcome; concurrent planning is not blocked."""
-    outbox = tables.outbox.open()
-    if outbox is None or tables.waiting(outbox, tables.deliveries.open()).num_rows:
+    """Remove all planned rows, once the delivery log has every chunk's outcome; concurrent planning is not blocked."""
+    planned = tables.planned.open()
+    if planned is None or tables.waiting(planned, tables.deliveries.open()).num_rows:
         return
-    commits = txn(outbox, Txn.COMMITS)
-    plan = Commit(
-        tables.outbox,
-        outbox_schema(tables.person),
+    commits = txn(planned, Txn.COMMITS)
+    emptied = Commit(
+        tables.planned,
+        planned_schema(tables.person),
         [],
         {Txn.COMMITS: commits},
         {Txn.COMMITS: (commits or 0) + 1},
-        table_id(outbox),
+        table_id(planned),
         replace=True,
     )
     with suppress(ConflictError):  # a run that planned, or erased, since will empty it
-        commit(plan)
+        commit(emptied)
 
 
-#: The newest entry of each key is what holds; a chunk in the outbox is about to be sent.
-_WAITING = """
+#: Delivery log's entries of failed calls that wait. The newest entry of each key holds; a planned call is about to be sent.
+_WAITING = f"""
 WITH newest AS (SELECT key, max(slice) AS slice FROM entries GROUP BY key)
 SELECT e.* FROM entries e JOIN newest USING (key, slice)
-WHERE e.outcome = 'dead' AND e.key NOT IN (SELECT key FROM outbox)
-"""
+WHERE e.outcome <> '{DELIVERED}' AND e.key NOT IN (SELECT key FROM planned)
+"""  # noqa: S608
+
+#: The join leaves out calls with only erased rows.
+_COUNTS = f"""
+SELECT w.source, w.game, w.status, any_value(f.reason) AS reason, any_value(f.answer) AS answer,
+  count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, f.number)) AS rows, min(w.at) AS first, max(w.at) AS last
+FROM ({_WAITING}) w JOIN failed f USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status
+"""  # noqa: S608
+
+#: Each row once: a run that was killed before the entry in the delivery log has written a failed call twice.
+_ROWS = f"""
+WITH w AS ({_WAITING}),
+  chosen AS (SELECT key, slice FROM w WHERE len($statuses) = 0 OR list_contains($statuses, status)),
+  once AS (SELECT *, row_number() OVER (PARTITION BY key, number) AS copy FROM failed JOIN chosen USING (key, slice))
+SELECT * REPLACE ($slice AS slice, dense_rank() OVER (ORDER BY key) AS chunk) FROM once WHERE copy = 1 ORDER BY key, number
+"""  # noqa: S608
 
 
-def failed_chunks(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Counts of the failed chunks that wait, by source, game and status, with reason and times; without rows."""
+def failed_calls(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Counts of the failed calls that wait, by source, game and status, with reason and times; without rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     with connect(**_views(tables)) as connection:
-        return records(
-            # The join leaves out chunks with only erased rows.
-            connection.execute(
-                f"SELECT w.source, w.game, w.status, any_value(f.reason) AS reason, any_value(f.answer) AS answer, "  # noqa: S608
-                "count(DISTINCT w.key) AS chunks, count(DISTINCT (w.key, f.number)) AS rows, "
-                "min(w.at) AS first, max(w.at) AS last "
-                f"FROM ({_WAITING}) w JOIN failed f USING (key, slice) GROUP BY ALL ORDER BY rows DESC, source, status"
-            )
-        )
+        return records(connection.execute(_COUNTS))
 
 
 @retry_on_conflict(ATTEMPTS)
-def replay_failed_chunks(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
-    """Put failed chunks (with some HTTP statuses; empty: all) back into the outbox, from which they are sent under their keys.
+def replay_failed_calls(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
+    """Plan failed calls (with some HTTP statuses; empty: all) once more, under their keys.
 
     Returns:
-        (chunks, rows) of the outbox.
+        number of calls, and of their rows.
 
     Raises:
         ConflictError: concurrent writers won every attempt.
     """
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    outbox = tables.outbox.open()
-    rows = _waiting(tables, statuses, next_slice(tables, outbox))
+    planned = tables.planned.open()
+    schema = planned_schema(tables.person)
+    params = {"statuses": [int(status) for status in statuses], "slice": next_slice(tables, planned)}
+    with connect(**_views(tables)) as connection:
+        rows = connection.sql(_ROWS, params=params).to_arrow_table().select(schema.names).cast(schema)
     if not rows.num_rows:
         return 0, 0
-    commit_slice(tables, outbox, staged(tables.outbox, rows), {}, {})
+    commit_slice(tables, planned, staged(tables.planned, rows), {}, {})
     return pc.count_distinct(rows.column("chunk")).as_py(), rows.num_rows
 
 
-def _waiting(tables: ExportTables, statuses: Collection[int], number: int) -> pa.Table:
-    """Rows of the failed chunks that wait, as a slice of the outbox."""
-    schema = outbox_schema(tables.person)
-    numbered = {"slice": "$slice AS slice", "chunk": "dense_rank() OVER (ORDER BY key) AS chunk"}
-    names = ", ".join(numbered.get(name, f'f."{name}"') for name in schema.names)
-    with connect(**_views(tables)) as connection:
-        # A run that was killed before the entry in the delivery log has written the chunk twice.
-        found = connection.sql(
-            f"WITH w AS ({_WAITING}), "  # noqa: S608
-            "once AS (SELECT *, row_number() OVER (PARTITION BY key, number) AS copy FROM failed JOIN (SELECT key, slice "
-            "FROM w WHERE len($statuses) = 0 OR list_contains($statuses, status)) USING (key, slice)) "
-            f"SELECT {names} FROM once f WHERE copy = 1 ORDER BY chunk, number",
-            params={"statuses": [int(s) for s in statuses], "slice": number},
-        ).to_arrow_table()
-    return found.cast(schema)
-
-
 def export_status(pipeline: Pipeline) -> dict[str, Any]:
-    """Counts of waiting, delivered and failed chunks and rows."""
+    """Counts of waiting, delivered and failed calls and their rows."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    outbox, deliveries = tables.outbox.open(), tables.deliveries.open()
-    waiting = tables.waiting(outbox, deliveries)
+    deliveries = tables.deliveries.open()
+    waiting = tables.waiting(tables.planned.open(), deliveries)
     settled = tables.settled(deliveries, 0, ["rows", "outcome"])
     delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
-    failed = failed_chunks(pipeline)
+    failed = failed_calls(pipeline)
     return {
         "waiting": {"chunks": waiting.num_rows, "rows": pc.sum(waiting.column("rows")).as_py() or 0},
         "delivered": {"chunks": delivered.num_rows, "rows": pc.sum(delivered.column("rows")).as_py() or 0},
-        FAILED: {"chunks": sum(e["chunks"] for e in failed), "rows": sum(e["rows"] for e in failed)},
+        "dead": {"chunks": sum(entry["chunks"] for entry in failed), "rows": sum(entry["rows"] for entry in failed)},
         "dead_letters": failed,
     }
 
 
 def _views(tables: ExportTables) -> dict[str, pa.Table]:
-    failed = tables.failed_chunks.open()
-    empty = failed_chunks_schema(tables.person).empty_table()
+    failed = tables.failed_calls.open()
+    empty = failed_calls_schema(tables.person).empty_table()
     return {
-        "failed": empty if failed is None else read_arrow(tables.failed_chunks, failed),
+        "failed": empty if failed is None else read_arrow(tables.failed_calls, failed),
         "entries": tables.settled(tables.deliveries.open(), 0),
-        "outbox": tables.chunks(tables.outbox.open()),
+        "planned": tables.chunks(tables.planned.open()),
     }

@@ -26,15 +26,13 @@ class ExportSettings(SettingsGroup):
     rest_body: Literal["array", "object"] = "array"
     """a JSON `array` of rows, or the row as an `object` (with one row per call)"""
     rest_tasks: int = Field(4, ge=1, le=1_000)
-    """Spark tasks that send at the same time"""
+    """Spark tasks that send at the same time; with a rate limit one task makes the calls of all"""
     rest_calls_per_task: int = Field(8, ge=1, le=1_000)
     """concurrent calls of each task"""
     rest_calls_per_s: int = Field(0, ge=0)
-    """calls in any second, all tasks together; 0: no limit"""
+    """calls in any second; 0: no limit"""
     rest_calls_per_min: int = Field(0, ge=0)
-    """calls in any minute, all tasks together; 0: no limit"""
-    rest_permit_host: str | None = None
-    """name or address of this machine under which executors reach the rate limiter; only with a rate limit"""
+    """calls in any minute; 0: no limit"""
     rest_bearer_token: SecretStr | None = None
     """authentication by `Authorization: Bearer ...`"""
     rest_user: str | None = None
@@ -48,7 +46,7 @@ class ExportSettings(SettingsGroup):
     rest_timeout_s: float = Field(30.0, gt=0, le=3_600)
     """seconds that one call may take"""
     rest_max_attempts: int = Field(8, ge=1, le=100)
-    """attempts of a call before its chunk has failed"""
+    """attempts of a call before it has failed"""
     rest_retry_delay_s: float = Field(0.5, gt=0, le=60)
     """seconds before the second attempt; doubled each time, at most 60"""
     rest_preflight: str = Field("OPTIONS", pattern=r"^((OPTIONS|HEAD|GET)( /\S*)?)?$")

@@ -10,5 +10,9 @@ PLUGIN = Plugin(
             "Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas.",
         )
     },
+    sources={
+        "files": "game_events.plugins.files.source:FileSource",
+        "table": "game_events.plugins.files.delta_table:TableSource",
+    },
     definitions="game_events.plugins.files.job:build_archive",
 )

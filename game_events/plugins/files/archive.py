@@ -4,6 +4,7 @@ Guarantee: each record is in the archive once, through repeated runs, crashes an
 each commit has the last archived bronze batch, and succeeds only if it is unchanged since the commit was planned.
 """
 
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -22,18 +23,19 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, coun
 from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
 from game_events.lakehouse.data.reading import files_with, row_count, selection
 from game_events.lakehouse.data.spark_files import no_headers, read_files, read_table, schema_ids, spark_schema
-from game_events.lakehouse.data.worker_job import FileStage
 from game_events.lakehouse.tables import Layer, Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import next_offsets
-from game_events.pipeline.offsets import since as at_or_behind
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.plugins.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
-from game_events.sources.source import FILES, KAFKA, TASK_RECORDS, Offsets, Split
+from game_events.plugins.files.records import FILES
+from game_events.sources.rows import since as at_or_behind
+from game_events.sources.source import KAFKA, TASK_RECORDS, Offsets, Partition
+from game_events.workers.job import FileStage
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,17 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         return ArchiveResult(place.root)
     bronze, quarantine = tables
     app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
-    held = _open(table, app)
+    archived = _open(table, app)
     batch = counter(bronze, Txn.BATCH)
-    since = txn(held, app)
+    since = txn(archived, app)
+    last = int(since or 0)
     if quarantine is None and since == batch:
         return ArchiveResult(place.root, batch=batch)
-    rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
-    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
-    ids = schema_ids(rows)
-    known = SchemaArchive(pipeline.lakehouse).read(ids)
-    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
-    new = selection(bronze, int(since or 0)).rows
-    records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
+    rows, without_raw = _records(pipeline, bronze, quarantine, archived, last)
+    pipeline.on_progress(f"archive: batches {last + 1} to {batch} of {pipeline.bronze.name}")
+    schema = _schema_of(pipeline, rows)
+    new = selection(bronze, last).rows
+    records = rows.select(*_as_records()).coalesce(max(1, math.ceil(new / TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)
     failpoints.reach("archive_staged")
     if not files and since == batch:
@@ -103,7 +104,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         files,
         expect_transactions={app: since},
         set_transactions={app: batch},
-        table_id=table_id(held),
+        table_id=table_id(archived),
         info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
         description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
     )
@@ -111,24 +112,31 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
 
 
+def _schema_of(pipeline: Pipeline, rows: DataFrame) -> pa.Schema:
+    """The archive's columns, with the schemas of these records."""
+    ids = schema_ids(rows)
+    known = SchemaArchive(pipeline.lakehouse).read(ids)
+    return marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
+
+
 def _open(table: Table, app: str) -> DeltaTable | None:
     """The archive of the bronze of `app`; None if there is none; ConfigurationError if there is something else."""
-    held = table.open()
-    if held is None:
+    handle = table.open()
+    if handle is None:
         folder = table.local_path
         # An archive that crashed before its first commit has left such files.
         ours = re.compile(r"part-.*\.parquet")
         if folder is not None and folder.is_dir() and not all(ours.fullmatch(file.name) for file in folder.iterdir()):
             raise ConfigurationError(f"{table.uri} is not empty, and no archive: name a folder of its own")
         return None
-    if [f.name for f in held.schema().fields] != RECORDS.names:
+    if [f.name for f in handle.schema().fields] != RECORDS.names:
         raise ConfigurationError(f"{table.uri} is a table, and no archive: name a folder of its own")
-    if held.transaction_version(app) is None:
+    if handle.transaction_version(app) is None:
         raise ConfigurationError(
             f"{table.uri} is the archive of another bronze_events, or of what it was before a full refresh or a restore: "
             "records would be in it twice. Archive to another folder"
         )
-    return held
+    return handle
 
 
 def _records(
@@ -141,11 +149,11 @@ def _records(
     rows = rows.where(F.col("_raw_value").isNotNull()).select(*_READ_COLUMNS)
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
-    held = read_table(pipeline.spark, quarantine)
-    held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
+    rejected = read_table(pipeline.spark, quarantine)
+    rejected = rejected.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # Replayed records are archived from quarantine, where they stay.
-    rows = rows.join(held.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
-    held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
+    rows = rows.join(rejected.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
+    rejected = rejected.where(~at_or_behind(_ahead(bronze, rejected))).select(*_READ_COLUMNS)
     if archived is not None:
         # By coordinates: batches do not order them, as a micro-batch's rows may be in quarantine long before it is in bronze.
         columns = spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
@@ -154,25 +162,25 @@ def _records(
             F.col("partition").alias("_kafka_partition"),
             F.col("offset").alias("_kafka_offset"),
         )
-        held = held.join(there, list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
-    return rows.unionByName(held), without_raw
+        rejected = rejected.join(there, list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
+    return rows.unionByName(rejected), without_raw
 
 
-def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
-    """Split -> bronze's next offset, of splits with later rows in quarantine: their micro-batch is not in bronze yet.
+def _ahead(bronze: DeltaTable, rejected: DataFrame) -> Offsets:
+    """Partition -> bronze's next offset, of partitions with later rows in quarantine: their micro-batch is not in bronze yet.
 
     The archive takes such rows together with bronze's: with them alone it would be taken for complete.
     """
-    found: Offsets = {}
+    ahead: Offsets = {}
     batch = counter(bronze, Txn.BATCH)
-    lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
-    for topic, topic_id, partition, offset, its_batch in lasts:
-        split = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
-        at = next_offsets(bronze, [split]).get(split)
+    lasts = rejected.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
+    for topic, topic_id, number, offset, its_batch in lasts:
+        partition = Partition(topic, topic_id, number, FILES if topic == FILES else KAFKA)
+        next_offset = next_offsets(bronze, [partition]).get(partition)
         # Bronze has no offset of a new topic before its first micro-batch, and none of a topic behind a table source.
-        if offset >= at if at is not None else its_batch > batch:
-            found[split] = at or 0
-    return found
+        if offset >= next_offset if next_offset is not None else its_batch > batch:
+            ahead[partition] = next_offset or 0
+    return ahead
 
 
 def _as_records() -> list[Column]:

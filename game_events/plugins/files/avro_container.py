@@ -28,12 +28,13 @@ from game_events.decoding.avro.encoding import (
 from game_events.decoding.avro.schema import AvroSchema, AvroType
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
-from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, records, unreadable
-from game_events.plugins.files.schemas import identity_bytes
+from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable
 
-MAGIC, SYNC_BYTES = b"Obj\x01", 16
+MAGIC = b"Obj\x01"
+SYNC_BYTES = 16
 #: Bytes of a header, and of a block, compressed or not.
-MAX_HEADER, MAX_BLOCK = 4 * 1024 * 1024, 512 * 1024 * 1024
+MAX_HEADER = 4 * 1024 * 1024
+MAX_BLOCK = 512 * 1024 * 1024
 _NUMBER_BYTES = 10
 #: Errors of decompressing a block.
 BAD_BLOCK = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -50,7 +51,7 @@ def read_header(head: bytes) -> tuple[str, str, bytes, int]:
     """Schema text, codec, sync marker and size of the header in a file's first bytes; raises `DAMAGE` for others."""
     if not head.startswith(MAGIC):
         raise DamageError(Reason.MALFORMED, "it does not begin as an Avro file does")
-    found: dict[str, bytes] = {}
+    header: dict[str, bytes] = {}
     at = len(MAGIC)
     while True:
         count, at = read_long(head, at)
@@ -58,13 +59,13 @@ def read_header(head: bytes) -> tuple[str, str, bytes, int]:
             _, at = read_long(head, at)
         for _ in range(abs(count)):
             key, at = read_bytes(head, at)
-            found[key.decode()], at = read_bytes(head, at)
+            header[key.decode()], at = read_bytes(head, at)
         if count == 0:
             break
-    if len(head) < at + SYNC_BYTES or "avro.schema" not in found:
+    if len(head) < at + SYNC_BYTES or "avro.schema" not in header:
         raise DamageError(Reason.TRUNCATED, "its header is not complete")
-    codec = found.get("avro.codec", b"null").decode()
-    return found["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES
+    codec = header.get("avro.codec", b"null").decode()
+    return header["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES
 
 
 def read_container(
@@ -123,7 +124,9 @@ def _stored_block(source: pa.NativeFile, at: int, sync: bytes, most: int) -> tup
 
 def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, identity: bytes) -> Iterator[pa.RecordBatch]:
     """Batches of a block's records, and a row for the rest after damage."""
-    done, at, damage = 0, 0, ""
+    done = 0
+    at = 0
+    damage = ""
     # A record takes at least a byte, except for those of empty types.
     if count > len(block) + MAX_EMPTY_ITEMS:
         damage = f"{count:,} records are announced in {len(block):,} bytes"
@@ -137,7 +140,8 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
         if done + len(bounds) - 1 == count and bounds[-1] != len(block):
             damage = f"{len(block) - bounds.pop():,} bytes are behind the last record of a block"
         edges = np.asarray(bounds, dtype=np.int64)
-        good, at = len(edges) - 1, bounds[-1]
+        good = len(edges) - 1
+        at = bounds[-1]
         yield from records(file, position + done + np.arange(good), block, edges[:-1], edges[1:], identity)
         done += good
     if damage:
@@ -158,7 +162,8 @@ class _Skippers:
             case "union":
                 return _one_of([self.of(inner) for inner in type_.items])
             case "array":
-                item, least = self.of(type_.items[0]), min_bytes(type_.items[0])
+                item = self.of(type_.items[0])
+                least = min_bytes(type_.items[0])
                 return lambda buf, at: read_blocks(buf, at, least, Budget(), item)[1]
             case "map":
                 value = self.of(type_.items[0])
@@ -194,16 +199,16 @@ def unpack(data: bytes, codec: str) -> bytes:
             return data
         case "deflate":
             packer = zlib.decompressobj(-15)
-            found = packer.decompress(data, MAX_BLOCK)
+            unpacked = packer.decompress(data, MAX_BLOCK)
             if packer.unconsumed_tail or not packer.eof:
                 raise ValueError("it is truncated, or too large")
-            return found
+            return unpacked
         case "snappy":
             size = _snappy_size(data)
-            found = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
-            if zlib.crc32(found) != int.from_bytes(data[-4:], "big"):
+            unpacked = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
+            if zlib.crc32(unpacked) != int.from_bytes(data[-4:], "big"):
                 raise ValueError("wrong checksum")
-            return bytes(found)
+            return bytes(unpacked)
         case "bzip2":
             return _bounded(bz2.BZ2Decompressor().decompress(data, MAX_BLOCK))
         case "xz":
@@ -215,10 +220,10 @@ def unpack(data: bytes, codec: str) -> bytes:
             raise ValueError(f"codec {other!r} is not known")
 
 
-def _bounded(found: bytes) -> bytes:
-    if len(found) >= MAX_BLOCK:
+def _bounded(unpacked: bytes) -> bytes:
+    if len(unpacked) >= MAX_BLOCK:
         raise ValueError(f"it is larger than {MAX_BLOCK:,} bytes")
-    return found
+    return unpacked
 
 
 def _snappy_size(data: bytes) -> int:

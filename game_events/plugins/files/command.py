@@ -16,7 +16,8 @@ To = Annotated[
 
 def archive(to: To, as_json: Json = False) -> None:
     """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
-    output, settings = Output(as_json=as_json), load_settings()
+    output = Output(as_json=as_json)
+    settings = load_settings()
     with output.working("archive"):
         result = run_job(settings, "archive", {"to": to}, place=to)
     done = result.report.get("archive")

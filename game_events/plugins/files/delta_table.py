@@ -1,48 +1,44 @@
 """Another pipeline's bronze table as the source: its raw values are decoded and routed again, without Kafka.
 
-The table is one split, an offset in it is a batch number. Batches never change, so maintenance and redecode of the table are
-invisible here. A full refresh or a restore of the table makes a new split of it, which stops this pipeline: its rows would
-differ from the table's.
+The table is one partition, an offset in it is a batch number. Batches never change, so maintenance and redecode of the
+table are invisible here. A full refresh or a restore of the table makes a new partition of it, which stops this
+pipeline: its rows would differ from the table's.
 
 Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """
 
+import math
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import datetime
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn, incarnation, oldest_batch
 from game_events.lakehouse.data.columns import STORED_AS
-from game_events.lakehouse.data.reading import FilePart, parts_of, read_parts, selection
+from game_events.lakehouse.data.reading import parts_of, selection
 from game_events.lakehouse.storage import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
+from game_events.plugins.files.readers import TableReading
 from game_events.sources.source import (
-    BATCH_RECORDS,
-    RAW_SCHEMA,
-    TABLE,
     TASK_RECORDS,
     MicroBatch,
     Offsets,
-    Reading,
-    ReadNotes,
+    Partition,
     Source,
+    SourceContext,
     SourceSnapshot,
-    Split,
-    columns_of,
+    Upstream,
     dealt,
+    last_parts,
 )
 
-_NO_RAW = (
-    "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
-    "it to `all` there and refresh its bronze fully"
-)
+#: Kind of the source.
+TABLE = "table"
+
 #: Columns that are read.
 _COLUMNS = (*STORED_AS.values(), "_batch")
 
@@ -50,8 +46,15 @@ _COLUMNS = (*STORED_AS.values(), "_batch")
 class TableSource(Source):
     """Reads a bronze table of another lakehouse."""
 
-    def __init__(self, settings: Settings) -> None:
+    kind = TABLE
+    alone = True
+    offset_name = "batch"
+    check_name = "kafka"
+    loss_advice = "keep that table's rows until bronze has them"
+
+    def __init__(self, context: SourceContext) -> None:
         """Raises ConfigurationError for this pipeline's own table; opens nothing yet."""
+        settings = context.settings
         self._settings = settings
         address = settings.source_table or ""
         root, _, name = address.rpartition("/")
@@ -72,10 +75,10 @@ class TableSource(Source):
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
                 + (f": it has no column {', '.join(missing)}" if missing else "")
             )
-        split = Split(self._table.uri, _content_id(handle), 0, TABLE)
-        return SourceSnapshot({split: max(1, oldest_batch(handle))}, {split: last + 1})
+        partition = Partition(self._table.uri, _content_id(handle), 0, TABLE)
+        return SourceSnapshot({partition: max(1, oldest_batch(handle))}, {partition: last + 1})
 
-    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:  # noqa: ARG002
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:  # noqa: ARG002
         """Raises ConfigurationError: batches have no timestamp."""
         raise ConfigurationError("GAME_EVENTS_STARTING_TIMESTAMP works with Kafka only: unset it, or GAME_EVENTS_SOURCE_TABLE")
 
@@ -86,9 +89,10 @@ class TableSource(Source):
         actions = add_actions(handle)
         if "max._batch" not in actions.column_names:
             return 1
-        found = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
-        batches, records = 1, 0
-        for last, first, rows in sorted(f for f in found if f[0] is not None and f[0] >= start):
+        of_files = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
+        batches = 1
+        records = 0
+        for last, first, rows in sorted(f for f in of_files if f[0] is not None and f[0] >= start):
             begin = max(first, start)
             # A compacted file holds many batches: its share of them counts.
             share = rows * (last - begin + 1) // max(1, last - first + 1)
@@ -100,20 +104,36 @@ class TableSource(Source):
         # Batches behind the last one with rows are empty.
         return max(batches, int(handle.transaction_version(Txn.BATCH) or 0) - start + 1)
 
-    def reading(self, batch: MicroBatch) -> "TableReading":
+    def reading(self, batch: MicroBatch) -> TableReading:
         """Rows of these batches; a row without its raw value fails the job."""
         handle = self._handle()
-        (split,) = batch.end
-        files = selection(handle, batch.start[split] - 1)
-        tasks = max(1, -(-files.rows // TASK_RECORDS))
+        (read,) = batch.end
+        files = selection(handle, batch.start[read] - 1)
+        tasks = max(1, math.ceil(files.rows / TASK_RECORDS))
         columns = pa.schema([f for f in pa.schema(handle.schema()) if f.name in _COLUMNS])
-        parts = dealt(parts_of(files, self._table.key, -(-files.rows // tasks)), tasks)
-        return TableReading(self._table, columns, parts, batch.start[split], batch.end[split])
+        parts = dealt(parts_of(files, self._table.key, math.ceil(files.rows / tasks)), tasks)
+        return TableReading(self._table, columns, parts, batch.start[read], batch.end[read])
+
+    def check(self) -> str:
+        """Number of batches; as a check of the broker, which is not asked."""
+        now = self.snapshot()
+        return f"not used: {self._settings.source_table} is read, {max(now.latest.values()) - 1} batches"
+
+    @classmethod
+    def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
+        """The table's name, after its lakehouse's."""
+        return ("delta", *last_parts(settings.source_name))
+
+    @classmethod
+    def upstreams(cls, settings: Settings) -> list[Upstream]:
+        """The table."""
+        said = f"Bronze of another pipeline, `{settings.source_table}`. External: that pipeline writes it."
+        return [Upstream(cls.asset_key(settings, TABLE), said, ("deltalake",))]
 
     def changed(self, batch: MicroBatch) -> str | None:
         """Whether the table was replaced: a read sees one version of it."""
-        (split,) = batch.end
-        return None if _content_id(self._handle()) == split.topic_id else f"{split.topic} was replaced while it was read"
+        (read,) = batch.end
+        return None if _content_id(self._handle()) == read.topic_id else f"{read.topic} was replaced while it was read"
 
     def _handle(self) -> DeltaTable:
         handle = self._table.open_to_read()
@@ -122,43 +142,8 @@ class TableSource(Source):
         return handle
 
 
-@dataclass(frozen=True)
-class TableReading(Reading):
-    """Rows of the table's batches [start, end).
-
-    Attributes:
-        columns: those of `_COLUMNS` with their types.
-        parts: task -> files, or parts of files.
-    """
-
-    table: Table
-    columns: pa.Schema
-    parts: Sequence[Sequence[FilePart]]
-    start: int
-    end: int
-
-    @property
-    def tasks(self) -> int:
-        """Number of the tasks."""
-        return len(self.parts)
-
-    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """See `Reading.batches`; ConfigurationError for a row without its raw value."""
-        for part in self.parts[task]:
-            for rows in read_parts(self.table, self.columns, [part.path], BATCH_RECORDS, slice(part.number, None, part.of)):
-                batches = rows.column("_batch")
-                wanted = rows.filter(pc.and_(pc.greater_equal(batches, self.start), pc.less(batches, self.end)))
-                if wanted.column("_raw_value").null_count:
-                    raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: {self.table.uri} {_NO_RAW}")
-                yield from self._records(wanted)
-
-    def _records(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        for batch in rows.combine_chunks().to_batches():
-            found = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
-            yield columns_of(found, len(batch))
-
-
 def _content_id(handle: DeltaTable) -> str:
     """Id of the table's content: a full refresh or a restore, which change its rows, change it."""
-    table_id, now = uuid.UUID(str(handle.metadata().id)), incarnation(handle)
+    table_id = uuid.UUID(str(handle.metadata().id))
+    now = incarnation(handle)
     return str(uuid.uuid5(table_id, str(now)) if now else table_id)

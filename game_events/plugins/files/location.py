@@ -33,7 +33,8 @@ from game_events.lakehouse.tables import Table, add_actions
 from game_events.plugins.files.records import KAFKA_COLUMNS
 
 #: Key of the files' metadata; its value is the version of this format.
-MARK, VERSION = b"game_events.archive", b"1"
+MARK = b"game_events.archive"
+VERSION = b"1"
 
 SCHEMAS_KEY = b"game_events.schemas"
 
@@ -46,8 +47,8 @@ RECORDS = pa.schema(KAFKA_COLUMNS)
 def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
     """The files' Arrow schema with the metadata."""
     by_id = sorted(schemas, key=lambda s: ordered(s.schema_id))
-    found = [{"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references} for s in by_id]
-    return RECORDS.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(found).encode()})
+    described = [{"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references} for s in by_id]
+    return RECORDS.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(described).encode()})
 
 
 def is_archive(schema: pa.Schema) -> bool:
@@ -133,12 +134,12 @@ class SourceLocation:
         """
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: create it, or name another")
-        found = []
-        files = _files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
-        for below, size, mtime_ns in files:
+        files = []
+        below_root = _files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
+        for below, size, mtime_ns in below_root:
             if fnmatch.fnmatchcase(below, pattern):
-                found.append(SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000))
-        return sorted(found, key=lambda f: (f.modified_us, f.path))
+                files.append(SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000))
+        return sorted(files, key=lambda f: (f.modified_us, f.path))
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
         with store_errors_named(self.root):
@@ -162,8 +163,8 @@ class SourceLocation:
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
         # delta-rs gives times of its log in milliseconds.
-        found = [SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
-        return sorted(found, key=lambda f: (f.modified_us, f.path))
+        files = [SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
+        return sorted(files, key=lambda f: (f.modified_us, f.path))
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
@@ -181,13 +182,13 @@ class SourceLocation:
         *folders, name = PurePosixPath(below).parts
         if {"..", "/"} & {*folders, name}:
             raise NotAFileError("it is no file of the folder")
-        held = os.open(self.root, _READ | os.O_DIRECTORY)
+        parent = os.open(self.root, _READ | os.O_DIRECTORY)
         try:
             for folder in folders:
-                inner = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=held)
-                os.close(held)
-                held = inner
-            found = os.open(name, _READ, dir_fd=held)
+                inner = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=parent)
+                os.close(parent)
+                parent = inner
+            opened = os.open(name, _READ, dir_fd=parent)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                 raise NotAFileError(f"it is no file of the folder any more ({error.strerror})") from None
@@ -197,10 +198,10 @@ class SourceLocation:
                 ) from None
             raise
         finally:
-            os.close(held)
-        if stat.S_ISREG(os.fstat(found).st_mode):
-            return found
-        os.close(found)
+            os.close(parent)
+        if stat.S_ISREG(os.fstat(opened).st_mode):
+            return opened
+        os.close(opened)
         raise NotAFileError("it is no file of the folder")
 
     def _store(self) -> pafs.FileSystem:
@@ -221,24 +222,25 @@ def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int,
     folders = [(root, 0)]
     while folders:
         folder, depth = folders.pop()
-        found: list[tuple[str, int, int]] = []
+        files: list[tuple[str, int, int]] = []
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     try:
-                        if not _hidden(entry.name) and _wanted(entry, depth, skipped):
-                            if entry.is_dir(follow_symlinks=False):
-                                folders.append((entry.path, depth + 1))
-                            elif entry.is_file(follow_symlinks=False):
-                                about = entry.stat(follow_symlinks=False)
-                                found.append((entry.path.removeprefix(f"{root}/"), about.st_size, about.st_mtime_ns))
+                        if _hidden(entry.name) or not _wanted(entry, depth, skipped):
+                            continue
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((entry.path, depth + 1))
+                        elif entry.is_file(follow_symlinks=False):
+                            about = entry.stat(follow_symlinks=False)
+                            files.append((entry.path.removeprefix(f"{root}/"), about.st_size, about.st_mtime_ns))
                     except OSError as error:
                         _skip(entry.path, error, skipped)
         except OSError as error:
             if folder == root and isinstance(error, (*_GONE, PermissionError)):
                 raise _no_folder(root, str(error.strerror)) from None
             _skip(folder, error, skipped)
-        yield from found
+        yield from files
 
 
 def _hidden(name: str) -> bool:

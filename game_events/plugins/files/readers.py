@@ -28,8 +28,12 @@ import pyarrow.parquet as pq
 
 from game_events.decoding.frame import KEPT_BYTES, Reason, RegistrySchema, schema_guid
 from game_events.decoding.projection import FORMAT, schema_text, stored
-from game_events.errors import GameEventsError
+from game_events.errors import ConfigurationError, GameEventsError
+from game_events.lakehouse.data.columns import STORED_AS
+from game_events.lakehouse.data.reading import FilePart as TablePart
+from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.storage import explain, store_errors_named
+from game_events.lakehouse.tables import Table
 from game_events.plugins.files.avro_container import read_container
 from game_events.plugins.files.location import RECORDS, NotAFileError, SourceLocation, is_archive, schemas_of
 from game_events.plugins.files.records import (
@@ -38,6 +42,7 @@ from game_events.plugins.files.records import (
     FileLimits,
     FilePart,
     LimitExceededError,
+    NamedSchema,
     RowNumbers,
     archived,
     coalesced,
@@ -48,8 +53,7 @@ from game_events.plugins.files.records import (
     split_by_size,
     unreadable,
 )
-from game_events.plugins.files.schemas import NamedSchema
-from game_events.sources.source import Reading, ReadNotes
+from game_events.sources.source import BATCH_RECORDS, RAW_SCHEMA, Reading, ReadNotes, columns_of
 
 _BLANK = (9, 13, 32)
 
@@ -64,7 +68,8 @@ def read_lines(
     source: pa.NativeFile | DecompressedFile, file: FilePart, identity: bytes, bounds: FileLimits
 ) -> Iterator[pa.RecordBatch]:
     """Batches of a file's lines; the last one needs no line break. A line that is too large is skipped; its size is counted."""
-    held, position = b"", 0
+    unfinished = b""
+    position = 0
     large = 0  # bytes so far of a line that is too large; `held` is how it begins
     while chunk := source.read(bounds.batch):
         if large:
@@ -72,22 +77,26 @@ def read_lines(
             if end < 0:
                 large += len(chunk)
                 continue
-            yield unreadable(file, position, bounds.too_large(large + end), held, Reason.TOO_LARGE)
-            held, large, position, chunk = b"", 0, position + 1, chunk[end + 1 :]
-        buffer = held + chunk
+            yield unreadable(file, position, bounds.too_large(large + end), unfinished, Reason.TOO_LARGE)
+            unfinished = b""
+            large = 0
+            position += 1
+            chunk = chunk[end + 1 :]
+        buffer = unfinished + chunk
         breaks = np.flatnonzero(np.frombuffer(buffer, dtype=np.uint8) == 10)
         if len(breaks):
             yield from _batches(buffer, breaks, file, position, identity)
             position += len(breaks)
-            held = buffer[int(breaks[-1]) + 1 :]
+            unfinished = buffer[int(breaks[-1]) + 1 :]
         else:
-            held = buffer
-        if len(held) > bounds.record:
-            held, large = held[:KEPT_BYTES], len(held)
+            unfinished = buffer
+        if len(unfinished) > bounds.record:
+            large = len(unfinished)
+            unfinished = unfinished[:KEPT_BYTES]
     if large:
-        yield unreadable(file, position, bounds.too_large(large), held, Reason.TOO_LARGE)
-    elif held.strip():
-        yield from _batches(held, np.array([len(held)]), file, position, identity)
+        yield unreadable(file, position, bounds.too_large(large), unfinished, Reason.TOO_LARGE)
+    elif unfinished.strip():
+        yield from _batches(unfinished, np.array([len(unfinished)]), file, position, identity)
 
 
 def _batches(buffer: bytes, breaks: RowNumbers, file: FilePart, position: int, identity: bytes) -> Iterator[pa.RecordBatch]:
@@ -106,37 +115,47 @@ def read_delimited(
 
     A message that is too large becomes a quarantine row and is skipped without being held in memory.
     """
-    held, position = b"", 0
-    # The decompressed size is unknown.
-    most = MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, DecompressedFile) else file.size
+    unfinished = b""
+    position = 0
+    most = _largest_message(source, file)
     while True:
         chunk = source.read(bounds.batch)
-        buffer = held + chunk
+        buffer = unfinished + chunk
         starts, ends, at, needed = _lengths(buffer)
         positions = position + np.arange(len(starts), dtype=np.int64)
         yield from records(file, positions, buffer, np.array(starts, np.int64), np.array(ends, np.int64), identity)
         position += len(starts)
-        held = buffer[at:]
+        unfinished = buffer[at:]
         if needed is None or not chunk or needed > most:
             break
         if needed > bounds.record + _LENGTH_BYTES:
-            missing = _skip(source, needed - len(held), bounds.batch)
+            missing = _skip(source, needed - len(unfinished), bounds.batch)
             if missing:
-                held = held[:KEPT_BYTES]
+                unfinished = unfinished[:KEPT_BYTES]
                 detail = f"{position:,}: a message of {needed:,} bytes is announced, {needed - missing:,} are left of the file"
-                yield unreadable(file, position, f"record {detail}", held)
+                yield unreadable(file, position, f"record {detail}", unfinished)
                 return
-            yield unreadable(file, position, bounds.too_large(needed), held[:KEPT_BYTES], Reason.TOO_LARGE)
-            held, position = b"", position + 1
+            yield unreadable(file, position, bounds.too_large(needed), unfinished[:KEPT_BYTES], Reason.TOO_LARGE)
+            unfinished = b""
+            position += 1
         # One message larger than a batch: read it at once, not chunk by chunk.
-        elif needed > len(held) + bounds.batch:
-            held += source.read(needed - len(held) - bounds.batch)
-    if held:
+        elif needed > len(unfinished) + bounds.batch:
+            unfinished += source.read(needed - len(unfinished) - bounds.batch)
+    if unfinished:
         wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
-        rest = len(held) + (0 if isinstance(source, DecompressedFile) else source.size() - source.tell())
-        yield unreadable(
-            file, position, f"record {position:,}: {wrong}, {rest:,} bytes are left of the file", held[:KEPT_BYTES]
-        )
+        rest = len(unfinished) + _unread(source)
+        detail = f"record {position:,}: {wrong}, {rest:,} bytes are left of the file"
+        yield unreadable(file, position, detail, unfinished[:KEPT_BYTES])
+
+
+def _largest_message(source: pa.NativeFile | DecompressedFile, file: FilePart) -> int:
+    """Bytes that a message can have: no more than the file, where its size is known."""
+    return MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, DecompressedFile) else file.size
+
+
+def _unread(source: pa.NativeFile | DecompressedFile) -> int:
+    """Bytes behind those that were read; 0 where the size is unknown."""
+    return 0 if isinstance(source, DecompressedFile) else int(source.size() - source.tell())
 
 
 def _skip(source: pa.NativeFile | DecompressedFile, size: int, at_once: int) -> int:
@@ -153,10 +172,12 @@ def _lengths(buffer: bytes) -> tuple[list[int], list[int], int, int | None]:
     """
     starts: list[int] = []
     ends: list[int] = []
-    at, size = 0, len(buffer)
+    at = 0
+    size = len(buffer)
     while at < size:
         octet = buffer[at]
-        begin, length = at + 1, octet & 0x7F
+        begin = at + 1
+        length = octet & 0x7F
         shift = 7
         while octet > 0x7F:
             if begin == size:
@@ -165,7 +186,8 @@ def _lengths(buffer: bytes) -> tuple[list[int], list[int], int, int | None]:
                 return starts, ends, at, None
             octet = buffer[begin]
             length |= (octet & 0x7F) << shift
-            begin, shift = begin + 1, shift + 7
+            begin += 1
+            shift += 7
         if length > MAX_MESSAGE:
             return starts, ends, at, None
         if begin + length > size:
@@ -228,7 +250,7 @@ def read_parquet(
         count = opened.metadata.row_group(group).num_rows
         if group % file.parts == file.part:
             for batch in _row_group(reading, group, position):
-                size += batch.column("value" if "columns" not in batch.schema.names else "columns").nbytes
+                size += _value_bytes(batch)
                 if size > bounds.unpacked:
                     raise bounds.too_much()
                 yield batch
@@ -254,8 +276,14 @@ def _open(
     return opened, archive
 
 
+def _value_bytes(batch: pa.RecordBatch) -> int:
+    return int(batch.column("columns" if "columns" in batch.schema.names else "value").nbytes)
+
+
 def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.RecordBatch]:
-    count, done, memory = reading.opened.metadata.row_group(group).num_rows, 0, reading.bounds.memory
+    count = reading.opened.metadata.row_group(group).num_rows
+    done = 0
+    memory = reading.bounds.memory
     rows = _expected_rows(reading, group)
     while done < count:
         try:
@@ -284,8 +312,8 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
 
 def _expected_rows(reading: _Reading, group: int) -> int:
     """Rows of a batch, by the file's metadata."""
-    found = reading.opened.metadata.row_group(group)
-    each: int = max(1, found.total_byte_size // max(1, found.num_rows))
+    row_group = reading.opened.metadata.row_group(group)
+    each: int = max(1, row_group.total_byte_size // max(1, row_group.num_rows))
     return max(1, min(BATCH_ROWS, reading.bounds.batch // each))
 
 
@@ -323,7 +351,10 @@ def _message(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).partition("\n")[0][:300]
 
 
-AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
+AVRO = "avro"
+JSONL = "jsonl"
+PARQUET = "parquet"
+PROTOBUF = "protobuf"
 
 #: File name suffix -> format, for `auto`; a suffix of `COMPRESSED` may follow.
 ENDINGS = {
@@ -384,7 +415,8 @@ class FileReader:
 
     def _read(self, file: FilePart) -> Iterator[pa.RecordBatch]:
         """One file; raises OSError or GameEventsError if it does not exist or the storage is unavailable."""
-        place, behind = self.reading.place, 0
+        place = self.reading.place
+        behind = 0
         with store_errors_named(place.root):
             try:
                 with place.open(file.path) as source:
@@ -418,7 +450,8 @@ class FileReader:
                     raise bounds.too_many()
 
     def _records(self, source: pa.NativeFile | DecompressedFile, file: FilePart, kind: str | None) -> Iterator[pa.RecordBatch]:
-        named, bounds = self.reading.schema, self.reading.bounds
+        named = self.reading.schema
+        bounds = self.reading.bounds
         match kind:
             case "avro" | "parquet" if isinstance(source, DecompressedFile):
                 yield unreadable(file, 0, f"{kind} files have compression of their own: decompress it")
@@ -454,3 +487,45 @@ def format_of(path: str, wanted: str) -> tuple[str | None, str | None]:
     if codec is not None:
         name = name.with_suffix("")
     return (ENDINGS.get(name.suffix.lower()) if wanted == "auto" else wanted), codec
+
+
+_NO_RAW = (
+    "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
+    "it to `all` there and refresh its bronze fully"
+)
+
+
+@dataclass(frozen=True)
+class TableReading(Reading):
+    """Rows of the table's batches [start, end).
+
+    Attributes:
+        columns: those of `_COLUMNS` with their types.
+        parts: task -> files, or parts of files.
+    """
+
+    table: Table
+    columns: pa.Schema
+    parts: Sequence[Sequence[TablePart]]
+    start: int
+    end: int
+
+    @property
+    def tasks(self) -> int:
+        """Number of the tasks."""
+        return len(self.parts)
+
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """See `Reading.batches`; ConfigurationError for a row without its raw value."""
+        for part in self.parts[task]:
+            for rows in read_parts(self.table, self.columns, [part.path], BATCH_RECORDS, slice(part.number, None, part.of)):
+                batches = rows.column("_batch")
+                wanted = rows.filter(pc.and_(pc.greater_equal(batches, self.start), pc.less(batches, self.end)))
+                if wanted.column("_raw_value").null_count:
+                    raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: {self.table.uri} {_NO_RAW}")
+                yield from self._records(wanted)
+
+    def _records(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        for batch in rows.combine_chunks().to_batches():
+            columns = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
+            yield columns_of(columns, len(batch))

@@ -12,6 +12,7 @@ as for a topic.
 """
 
 import resource
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, Reason, too_large
-from game_events.sources.source import FILES, Gap
+from game_events.decoding.decoder import TypeKey
+from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, IndexPath, Reason, RegistrySchema, SchemaId, too_large
+from game_events.decoding.protobuf.fields import varint
+from game_events.sources.source import Gap
 
 #: Bytes of a batch: large files are divided.
 BATCH_BYTES = 32 * 1024 * 1024
@@ -70,15 +73,17 @@ class DecompressedFile:
     """A compressed file, decompressed up to the limit: a megabyte may hold a terabyte."""
 
     def __init__(self, source: pa.NativeFile, bounds: FileLimits) -> None:
-        self._source, self._bounds, self._size = source, bounds, 0
+        self._source = source
+        self._bounds = bounds
+        self._size = 0
 
     def read(self, size: int) -> bytes:
         """The next bytes; raises LimitExceededError if there are too many in all."""
-        found: bytes = self._source.read(size)
-        self._size += len(found)
+        content: bytes = self._source.read(size)
+        self._size += len(content)
         if self._size > self._bounds.unpacked:
             raise self._bounds.too_much()
-        return found
+        return content
 
 
 @contextmanager
@@ -88,12 +93,12 @@ def memory_limit(more: int) -> Iterator[None]:
     It holds for all threads, so keep the block short. Without effect except on Linux.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    held = _held()
+    in_use = _held()
     most = min((n for n in (before, hard) if n != resource.RLIM_INFINITY), default=None)
-    if held is None or (most is not None and most <= held + more):
+    if in_use is None or (most is not None and most <= in_use + more):
         yield
         return
-    resource.setrlimit(resource.RLIMIT_DATA, (held + more, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (in_use + more, hard))
     try:
         yield
     finally:
@@ -252,7 +257,8 @@ def _binary_slices(data: bytes, starts: RowNumbers, ends: RowNumbers) -> pa.Bina
     count = len(starts)
     # An array of values and the bytes between them, of which every second one is taken: one copy, no loop.
     bounds = np.empty(2 * count + 1, dtype=np.int32)
-    bounds[0:-1:2], bounds[1::2] = starts, ends
+    bounds[0:-1:2] = starts
+    bounds[1::2] = ends
     bounds[-1] = ends[-1] if count else 0
     whole = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
     return whole.take(pa.array(np.arange(0, 2 * count, 2)))
@@ -268,18 +274,21 @@ def _headers(identity: bytes | None, count: int) -> pa.ListArray:
 
 def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of up to `BATCH_ROWS`, so that thousands of small files become few batches."""
-    held: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         if not len(batch):
             continue
-        if held and (held[0].schema != batch.schema or rows + len(batch) > BATCH_ROWS or size > BATCH_BYTES):
-            yield _concatenated(held)
-            held, rows, size = [], 0, 0
-        held.append(batch)
-        rows, size = rows + len(batch), size + batch.nbytes
-    if held:
-        yield _concatenated(held)
+        if waiting and (waiting[0].schema != batch.schema or rows + len(batch) > BATCH_ROWS or size > BATCH_BYTES):
+            yield _concatenated(waiting)
+            waiting = []
+            rows = 0
+            size = 0
+        waiting.append(batch)
+        rows += len(batch)
+        size += batch.nbytes
+    if waiting:
+        yield _concatenated(waiting)
 
 
 def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -288,14 +297,14 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _place(file: FilePart, positions: RowNumbers) -> dict[str, pa.Array]:
     count = len(positions)
-    at = pa.array(first_offset(file.number) + positions, pa.int64())
+    offsets = pa.array(first_offset(file.number) + positions, pa.int64())
     return {
         "topic": pa.repeat(pa.scalar(FILES), count),
         "topic_id": pa.repeat(pa.scalar(file.log_id), count),
         "partition": pa.repeat(pa.scalar(PARTITION, pa.int32()), count),
-        "offset": at,
+        "offset": offsets,
         "timestamp": pa.repeat(pa.scalar(file.modified_us, pa.int64()), count).cast(TIME),
-        "at": at,
+        "at": offsets,
         "file_path": pa.repeat(pa.scalar(file.path), count),
         "file_position": pa.array(positions, pa.int64()),
         "headers": _headers(None, count),
@@ -308,6 +317,9 @@ def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa
         [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
     )
 
+
+#: Kind of the source, and the name that its one partition has instead of a topic's.
+FILES = "files"
 
 PARTITION = 0
 
@@ -331,6 +343,8 @@ class FileGap(Gap):
 
     path: str = ""
 
+    is_planned = True
+
     @property
     def offsets(self) -> int | None:
         """None: the number of records is unknown."""
@@ -338,3 +352,26 @@ class FileGap(Gap):
 
     def __str__(self) -> str:
         return f"file {self.path}" if self.path else f"file number {number_of(self.start)} of source_files"
+
+
+def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
+    """Value of a record's header `__value_schema_id`: magic byte, id or GUID, and for protobuf the message indexes."""
+    head = b"\0" + schema_id.to_bytes(4, "big") if isinstance(schema_id, int) else b"\1" + uuid.UUID(schema_id).bytes
+    if not indexed:
+        return head
+    if path == (0,):
+        return head + b"\0"
+    # Zigzag encoding of numbers that are not negative.
+    return head + b"".join(varint(n << 1) for n in (len(path), *path))
+
+
+@dataclass(frozen=True)
+class NamedSchema:
+    """The schema of the settings, with an id of the registry or a derived GUID, for records of files without one.
+
+    `key`: type of the records; `identity`: value of their schema header.
+    """
+
+    schema: RegistrySchema
+    key: TypeKey
+    identity: bytes

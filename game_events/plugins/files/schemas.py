@@ -4,47 +4,22 @@ A schema without a registry id gets a GUID derived from its text. Records carry 
 Confluent's serializers, and the table `schemas` keeps the text, so that replay, redecode and erasure work on records of files.
 """
 
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from game_events.config.settings import Settings
-from game_events.decoding.decoder import TypeKey, compile_schema
+from game_events.decoding.decoder import compile_schema
 from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, schema_guid
-from game_events.decoding.protobuf.fields import varint
 from game_events.decoding.protobuf.schema import ProtobufSchema, imports
 from game_events.errors import ConfigurationError, DataError
 from game_events.plugins.files.location import UNKNOWN
-from game_events.schema_registry import SchemaRegistry, SubjectVersion
+from game_events.plugins.files.records import NamedSchema, identity_bytes
+from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion
 
 #: Suffix of a schema file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
 SUBJECT = "subject:"
 SETTING = "GAME_EVENTS_FILES_SCHEMA"
-
-
-def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
-    """Value of a record's header `__value_schema_id`: magic byte, id or GUID, and for protobuf the message indexes."""
-    head = b"\0" + schema_id.to_bytes(4, "big") if isinstance(schema_id, int) else b"\1" + uuid.UUID(schema_id).bytes
-    if not indexed:
-        return head
-    if path == (0,):
-        return head + b"\0"
-    # Zigzag encoding of numbers that are not negative.
-    return head + b"".join(varint(n << 1) for n in (len(path), *path))
-
-
-@dataclass(frozen=True)
-class NamedSchema:
-    """The schema of the settings, with an id of the registry or a derived GUID, for records of files without one.
-
-    `key`: type of the records; `identity`: value of their schema header.
-    """
-
-    schema: RegistrySchema
-    key: TypeKey
-    identity: bytes
 
 
 def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
@@ -92,7 +67,7 @@ def _from_file(settings: Settings) -> RegistrySchema:
 
 def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
     """(Name, text) of imported .proto files in the same folder, dependencies first; other imports are protoc's own."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     seen: set[str] = set()  # circular imports are refused by the compiler
 
     def visit(body: str) -> None:
@@ -102,10 +77,10 @@ def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
                 seen.add(name)
                 inner = beside.read_text("utf-8")
                 visit(inner)
-                found[name] = inner
+                texts[name] = inner
 
     visit(text)
-    return tuple(found.items())
+    return tuple(texts.items())
 
 
 def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
@@ -121,12 +96,13 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
 
 
 class FileSchemas:
-    """Schemas by id while files are the source (replaces the registry client): those found in files, then the registry."""
+    """Schemas by id while files are the source (before the registry client): those found in files, then the registry."""
 
-    def __init__(self, registry: SchemaRegistry, *, framed: bool) -> None:
+    def __init__(self, registry: SchemaLookup, *, framed: bool) -> None:
         """Wraps the registry; `framed`: records name schemas of the registry."""
         self.url = registry.url
-        self._registry, self._framed = registry, framed
+        self._registry = registry
+        self._framed = framed
         self._offered: dict[SchemaId, RegistrySchema] = {}
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:

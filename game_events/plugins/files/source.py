@@ -1,4 +1,4 @@
-"""Files as the source: one split, in which each file has 2^32 offsets (`files.records`).
+"""Files as the source: one partition, in which each file has 2^32 offsets (`files.records`).
 
 Each snapshot lists the folder or prefix and adds new, finished files to the file log, which numbers them. Numbered files are
 read like a topic's records: in micro-batches of numbers, each once, from bronze's progress on.
@@ -10,10 +10,11 @@ bronze's progress is a number. A file that is overwritten later is recorded as c
 """
 
 import logging
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from functools import cached_property
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
 from game_events.decoding.decoder import TypeKey
@@ -34,14 +37,37 @@ from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse, paths
 from game_events.plugins.files.location import LINK, NotAFileError, SourceFile, SourceLocation
 from game_events.plugins.files.readers import PARQUET, FileReading, format_of
-from game_events.plugins.files.records import FILE_ROWS, PARTITION, FileGap, FileLimits, FilePart, first_offset, number_of
-from game_events.plugins.files.schemas import NamedSchema, named_schema
-from game_events.schema_registry import SchemaRegistry
-from game_events.sources.source import FILES, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split, dealt
+from game_events.plugins.files.records import (
+    FILE_ROWS,
+    FILES,
+    PARTITION,
+    FileGap,
+    FileLimits,
+    FilePart,
+    NamedSchema,
+    first_offset,
+    number_of,
+)
+from game_events.plugins.files.schemas import SUBJECT, FileSchemas, named_schema
+from game_events.schema_registry import SchemaLookup, SchemaRegistry
+from game_events.sources.rows import since
+from game_events.sources.source import (
+    Gap,
+    MicroBatch,
+    Offsets,
+    Partition,
+    Source,
+    SourceContext,
+    SourceSnapshot,
+    Upstream,
+    dealt,
+    last_parts,
+)
 
 log = logging.getLogger(__name__)
 
-TAKEN, CHANGED = "taken", "changed"
+TAKEN = "taken"
+CHANGED = "changed"
 
 SCHEMA = schema_of(
     number=(pa.int64(), "Number that the path has for ever; a file's records count up from number * 2^32"),
@@ -62,11 +88,11 @@ class LogContent:
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def compare(self, found: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    def compare(self, files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
         """Listed files that are not in the log, and those that changed since they were logged."""
-        known = [file for file in found if file.path in self.numbers]
+        known = [file for file in files if file.path in self.numbers]
         changed = [file for file in known if file != self.entries[self.numbers[file.path]]]
-        return [file for file in found if file.path not in self.numbers], changed
+        return [file for file in files if file.path not in self.numbers], changed
 
 
 class FileLog:
@@ -86,7 +112,8 @@ class FileLog:
         table = self.declaration.table
         self._handle = handle = table.open()
         if handle is None:
-            self._read, self._known = set(), LogContent()
+            self._read = set()
+            self._known = LogContent()
             return self._known
         if restored_lately(table, ANY_COMMIT, handle.version()):
             raise DataError(
@@ -96,7 +123,8 @@ class FileLog:
         there = set(paths(handle))
         log_id = str(handle.metadata().id)
         if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
-            self._read, self._known = set(), LogContent(log_id=log_id)
+            self._read = set()
+            self._known = LogContent(log_id=log_id)
         self._add(self.declaration.read(handle, paths=sorted(there - self._read)))
         self._read = there
         if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
@@ -110,14 +138,16 @@ class FileLog:
         After a conflict the log is read again: files that the concurrent run has added are not new any more.
         """
         known = self.known()
-        left, other = known.compare(new)[0], known.compare(changed)[1]
+        left = known.compare(new)[0]
+        other = known.compare(changed)[1]
         if not left and not other and self._handle is not None:
             return known
         self._commit(known, left, other)
         return self.known()
 
     def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
-        first, now = len(known.entries), datetime.now(UTC)
+        first = len(known.entries)
+        now = datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
         columns = {
             "number": [n for n, _, _ in rows],
@@ -137,12 +167,13 @@ class FileLog:
         failpoints.reach("files_taken_in")
 
     def _add(self, rows: pa.Table) -> None:
-        entries, numbers = self._known.entries, self._known.numbers
+        entries = self._known.entries
+        numbers = self._known.numbers
         columns = [rows.column(n) for n in ("number", "path", "size", "modified_at", "kind", "seen_at")]
         columns[3] = columns[3].cast(pa.int64())
-        found = zip(*(c.to_pylist() for c in columns), strict=True)
+        listed = zip(*(c.to_pylist() for c in columns), strict=True)
         # By number, then changes in the order of their time.
-        ordered = sorted(found, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
+        ordered = sorted(listed, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
         for number, path, size, modified, kind, _ in ordered:
             entry = SourceFile(path, size, modified)
             if kind == TAKEN and number == len(entries):
@@ -159,7 +190,8 @@ _PARQUET_END = b"PAR1"
 _FOOTER_CHECKS = 16
 
 #: Files and bytes of one task: a task costs some 100 ms, opening a file in an object store some 20 ms.
-TASK_FILES, TASK_BYTES = 2_000, 256 * 1024 * 1024
+TASK_FILES = 2_000
+TASK_BYTES = 256 * 1024 * 1024
 
 #: Skipped files and folders that are logged by name for one snapshot.
 _NAMES_LOGGED = 10
@@ -171,30 +203,25 @@ MOST_PARTS = 64
 class FileSource(Source):
     """The files of the settings; one overwritten while it is read counts as it was read."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        lakehouse: Lakehouse,
-        run_id: str = "",
-        *,
-        read_by: Callable[[], str | None] = lambda: None,
-        refuse_twice: Callable[[str, Offsets], None] = lambda _archive, _ends: None,
-        read_only: bool = False,
-    ) -> None:
-        """Nothing is listed yet; ConfigurationError if `files_path` is not set, or is an object store that is not known.
+    kind = FILES
+    unit = FILE_ROWS
+    gap = FileGap
+    things = "files"
+    check_name = "files"
+    run_looks = True
+    loss_advice = "leave files where they are until bronze has them"
 
-        `read_by` gives the id of the file log that bronze was read by (None: no files were read); `refuse_twice` raises
-        ConfigurationError if bronze would have records of this archive, up to these offsets, twice; with `read_only` new files
-        are only counted, nothing is written.
-        """
+    def __init__(self, context: SourceContext) -> None:
+        """Nothing is listed yet; ConfigurationError if `files_path` is not set, or is an object store that is not known."""
+        settings = context.settings
         if settings.files_path is None:
             raise ConfigurationError(
                 "GAME_EVENTS_SOURCE is files: set GAME_EVENTS_FILES_PATH to a folder or s3://bucket/prefix"
             )
         self.settings = settings
         self.place = SourceLocation.of(settings, settings.files_path)
-        self._log = FileLog(lakehouse, run_id)
-        self._read_by, self._refuse_twice, self._read_only = read_by, refuse_twice, read_only
+        self._context = context
+        self._log = FileLog(context.lakehouse, context.run_id)
         self._checked = "not yet"
         #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
         self.archive = None
@@ -224,32 +251,45 @@ class FileSource(Source):
             DataError: the file log was restored, or is not the one that bronze was read by.
             ConflictError: concurrent runs won every attempt to add files.
         """
-        archive = self.place.archive()
-        skipped: dict[str, str] = {}
-        found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
-        self._log_skipped(skipped)
-        self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
-        self._there = frozenset(f.path for f in found)
+        listed = self._listed()
+        self._there = frozenset(file.path for file in listed)
         known = self._log.known()
         self._refuse_lost_log(known)
-        new, changed = known.compare(found)
+        new, changed = known.compare(listed)
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
         if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
-            self._refuse_twice(self.archive, {_split(known): first_offset(end + len(ready))})
-        if self._read_only or not take_in:
+            self._context.refuse_twice(self.archive, {_partition_of(known): first_offset(end + len(ready))})
+        if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
-            known = self._log.take_in(ready, changed)
-            self.counts["taken"] += len(ready)
-            self.counts["changed"] += len(changed)
+            known = self._take_in(ready, changed)
             end = len(known.entries)
-            for file in changed:
-                log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
-        split = _split(known)
-        return SourceSnapshot({split: 0}, {split: first_offset(end)}, FILE_ROWS)
+        files = _partition_of(known)
+        return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
+
+    def _take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
+        """Add files to the file log, and count them."""
+        known = self._log.take_in(new, changed)
+        self.counts["taken"] += len(new)
+        self.counts["changed"] += len(changed)
+        for file in changed:
+            log.warning("file=%r changed=true read_again=false", file.path)
+        return known
+
+    def _listed(self) -> Sequence[SourceFile]:
+        """The files that are there: of an archive those of its newest version."""
+        archive = self.place.archive()
+        if archive is not None:
+            self.archive = f"{self.place.root} {archive.metadata().id}"
+            return self.place.files_of(archive)
+        self.archive = None
+        skipped: dict[str, str] = {}
+        files = self.place.listing(self.settings.files_pattern, skipped)
+        self._log_skipped(skipped)
+        return files
 
     def _log_skipped(self, skipped: dict[str, str]) -> None:
         new = sorted(skipped.keys() - self._skipped)
@@ -260,15 +300,16 @@ class FileSource(Source):
         for path in new[:_NAMES_LOGGED]:
             log.warning("path=%r skipped=true reason=%r", path, skipped[path])
 
-    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
-        """Split -> first offset of a file that was written at a time or later."""
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
+        """Partition -> first offset of a file that was written at a time or later."""
         since = int(when.timestamp() * 1_000_000)
         first = next((number for number, file in enumerate(self._known.entries) if file.modified_us >= since), None)
-        return {} if first is None else dict.fromkeys(splits, first_offset(first))
+        return {} if first is None else dict.fromkeys(partitions, first_offset(first))
 
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
-        first, size = number_of(next(iter(reached.values()), 0)), 0
+        first = number_of(next(iter(reached.values()), 0))
+        size = 0
         files = self._known.entries[first : first + self.settings.files_per_batch]
         for count, entry in enumerate(files):
             size += entry.size
@@ -278,8 +319,8 @@ class FileSource(Source):
 
     def entries(self, batch: MicroBatch) -> Iterator[tuple[int, SourceFile]]:
         """Numbers and files of a batch, including missing ones."""
-        for split, end in batch.end.items():
-            first = number_of(batch.start[split])
+        for partition, end in batch.end.items():
+            first = number_of(batch.start[partition])
             yield from enumerate(self._known.entries[first : number_of(end)], first)
 
     def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:
@@ -294,10 +335,64 @@ class FileSource(Source):
         """See `counts`."""
         return self.counts
 
-    def missing_paths(self, first: int = 0) -> list[str]:
-        """Files of the log that do not exist any more, by the last snapshot, or are before this offset."""
-        known = enumerate(self._known.entries)
-        return [file.path for number, file in known if file.path not in self._there or first_offset(number) < first]
+    def lost_rows(self, now: SourceSnapshot, origins: Offsets | None) -> Column:
+        """Rows of files that do not exist any more, or are before the first offset; of an archive by its records' origins."""
+        (first,) = now.earliest.values()
+        missing = [
+            file.path
+            for number, file in enumerate(self._known.entries)
+            if file.path not in self._there or first_offset(number) < first
+        ]
+        elsewhere = F.lit(True) if self.archive is not None and origins is None else since(origins or {})
+        # By the file: records of an archive have Kafka's coordinates.
+        return F.coalesce(F.col("_file_path").isin(missing), elsewhere)
+
+    @staticmethod
+    def gone_text(is_: str, has: str) -> str:  # noqa: ARG004
+        """They do not expire."""
+        return f"{is_} gone from there"
+
+    @classmethod
+    def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:
+        """Schemas of the files' own, then those of the registry."""
+        return FileSchemas(registry, framed=settings.files_framed)
+
+    @classmethod
+    def named_subjects(cls, settings: Settings) -> tuple[str, ...]:  # noqa: ARG003
+        """None: files have no subject."""
+        return ()
+
+    def check(self) -> str:
+        """Number of files."""
+        now = self.snapshot()
+        named = ", ".join(s.format for s in self.schemas()) or "no schema of the settings"
+        return (
+            f"{self.place.root}: {sum(now.latest.values()) // now.unit:,} files to read or read before, "
+            f"{self.counts['waiting']:,} not finished yet; {named}"
+        )
+
+    @classmethod
+    def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
+        """The end of the folder or prefix."""
+        return ("files", *last_parts(settings.source_name))
+
+    @classmethod
+    def upstreams(cls, settings: Settings) -> list[Upstream]:
+        """The folder or prefix, and the registry's subject if its records are decoded by one."""
+        said = f"Files `{settings.files_pattern}` below `{settings.files_path}`. External: others put them there."
+        # The kind of the files' format, where the settings name one.
+        kind = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
+        kinds = ("file",) if kind is None else ("file", kind)
+        folder = Upstream(cls.asset_key(settings, FILES), said, kinds)
+        schema = settings.files_schema or ""
+        return (
+            [folder, cls.subject_upstream(settings, schema.removeprefix(SUBJECT))] if schema.startswith(SUBJECT) else [folder]
+        )
+
+    @classmethod
+    def tables(cls, lakehouse: Lakehouse) -> list[SystemTable]:
+        """The file log."""
+        return [FileLog(lakehouse).declaration]
 
     def schemas(self) -> list[RegistrySchema]:
         """The schema of the settings, if they name one."""
@@ -327,19 +422,20 @@ class FileSource(Source):
         for number, file in self.entries(batch):
             if file.path in self._there:
                 whole = format_of(file.path, self.settings.files_format)[0] != PARQUET
-                of = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
-                for part in range(of):
-                    parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, of))
+                count = 1 if whole else min(MOST_PARTS, math.ceil(file.size / TASK_BYTES) or 1)
+                for part in range(count):
+                    parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, count))
         if not parts:
             raise DataError(f"{self.place.root}: no file of this batch exists any more")
         size = sum(part.size // part.parts for part in parts)
-        return dealt(parts, max(-(-len(parts) // TASK_FILES), -(-size // TASK_BYTES), os.cpu_count() or 1))
+        least = max(math.ceil(len(parts) / TASK_FILES), math.ceil(size / TASK_BYTES))
+        return dealt(parts, max(least, os.cpu_count() or 1))
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
         if known.log_id == self._checked:
             return
-        read_by = self._read_by()
+        read_by = self._context.id_read(FILES, FILES)
         if read_by is not None and read_by != known.log_id:
             raise DataError(
                 f"{SOURCE_FILES} is not the table that bronze_events was read by: without that one it is unknown which files "
@@ -351,20 +447,20 @@ class FileSource(Source):
     def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
         """New files that seem to be complete; others are left for a later snapshot."""
         now = time.time()
-        settled = [f for f in new if now - f.modified_us / 1e6 >= self.settings.files_settle_s]
-        young = [
-            f
-            for f in settled
-            if format_of(f.path, self.settings.files_format)[0] == PARQUET
-            and now - f.modified_us / 1e6 < self.settings.files_incomplete_s
-            and f not in self._ended
-        ]
-        if young:
-            with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
-                ends = dict(zip(young, pool.map(self._has_end, young), strict=True))
-            self._ended = {f for f in settled if ends.get(f, f in self._ended)}
-            settled = [f for f in settled if ends.get(f, True)]
-        return settled
+        settled = [file for file in new if now - file.modified_us / 1e6 >= self.settings.files_settle_s]
+        asked = [file for file in settled if self._may_lack_end(file, now)]
+        if not asked:
+            return settled
+        with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
+            ends = dict(zip(asked, pool.map(self._has_end, asked), strict=True))
+        self._ended = {file for file in settled if ends.get(file, file in self._ended)}
+        return [file for file in settled if ends.get(file, True)]
+
+    def _may_lack_end(self, file: SourceFile, now: float) -> bool:
+        """Whether a file is one of Parquet that may still be written."""
+        is_parquet = format_of(file.path, self.settings.files_format)[0] == PARQUET
+        is_young = now - file.modified_us / 1e6 < self.settings.files_incomplete_s
+        return is_parquet and is_young and file not in self._ended
 
     def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file exists and has the last bytes of its footer."""
@@ -377,5 +473,5 @@ class FileSource(Source):
             return False
 
 
-def _split(known: LogContent) -> Split:
-    return Split(FILES, known.log_id, PARTITION, FILES)
+def _partition_of(known: LogContent) -> Partition:
+    return Partition(FILES, known.log_id, PARTITION, FILES)

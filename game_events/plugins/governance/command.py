@@ -16,8 +16,7 @@ from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.result import Erasure
+from game_events.plugins.governance.commits import Erasure, remove_old_files
 from game_events.plugins.governance.run import erase as erase_people
 from game_events.plugins.governance.run import resume as resume_erasure
 
@@ -51,25 +50,25 @@ def erase(
     pipeline = Pipeline(load_settings(), spark_session)
     report = RunReport()
     with output.working("erasing"), recorded(pipeline, report, "erase"):
-        account = _erase(pipeline, report, ids, dry_run=dry_run, vacuum=vacuum)
-    _show(output, account)
-    errors = [f"{t.table}: {t.error}" for t in report.errors]
+        erasure = _erase(pipeline, report, ids, dry_run=dry_run, vacuum=vacuum)
+    _show(output, erasure)
+    errors = [f"{failed.table}: {failed.error}" for failed in report.errors]
     for error in errors:
         output.say(f"FAILED {error}")
-    success = report.success and (account.finished or dry_run)
-    output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors}, success=success)
+    success = report.success and (erasure.finished or dry_run)
+    output.result({"success": success, "run_id": pipeline.run_id, **erasure.to_dict(), "errors": errors}, success=success)
 
 
 def _erase(pipeline: Pipeline, report: RunReport, ids: frozenset[str] | None, *, dry_run: bool, vacuum: bool) -> Erasure:
     """Erase these ids; None: those of the erasure that was interrupted."""
     if ids is None:
-        subjects = resume_erasure(pipeline, report, dry_run=dry_run)
+        people = resume_erasure(pipeline, report, dry_run=dry_run)
     else:
-        subjects = erase_people(pipeline, report, ids, dry_run=dry_run)
-    account = report.part(Erasure) or Erasure()
-    if vacuum and account.finished:
-        remove_old_files(pipeline, account, subjects)
-    return account
+        people = erase_people(pipeline, report, ids, dry_run=dry_run)
+    erasure = report.part(Erasure) or Erasure()
+    if vacuum and erasure.finished:
+        remove_old_files(pipeline, erasure, people)
+    return erasure
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:
@@ -88,18 +87,18 @@ def _ids(given: list[str], file: str | None) -> frozenset[str]:
     return frozenset(lines)
 
 
-def _show(output: Output, account: Erasure) -> None:
-    rows = [(table, count) for table, count in sorted(account.rows.items()) if count]
-    what = "rows to delete" if account.dry_run else "rows deleted"
+def _show(output: Output, erasure: Erasure) -> None:
+    rows = [(table, count) for table, count in sorted(erasure.rows.items()) if count]
+    what = "rows to delete" if erasure.dry_run else "rows deleted"
     if rows:
         output.table(f"{what} (recomputed gold and unified are not listed)", ("table", "rows"), rows)
     else:
         output.say(f"{what}: none")
-    _show_unknown(output, account)
-    if account.dry_run:
+    _show_unknown(output, erasure)
+    if erasure.dry_run:
         output.say("dry run: nothing was changed")
-    elif account.vacuumed:
-        _show_removed(output, account)
+    elif erasure.vacuumed:
+        _show_removed(output, erasure)
     else:
         output.say(
             "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
@@ -107,31 +106,31 @@ def _show(output: Output, account: Erasure) -> None:
         )
 
 
-def _show_unknown(output: Output, account: Erasure) -> None:
+def _show_unknown(output: Output, erasure: Erasure) -> None:
     """Rows and ids of which it is not known whose they are."""
-    if account.unsearchable:
+    if erasure.unsearchable:
         output.say(
-            f"{account.unsearchable:,} rows of quarantine do not decode, so their player is unknown. Once they "
+            f"{erasure.unsearchable:,} rows of quarantine do not decode, so their player is unknown. Once they "
             "decode, a replay keeps out those of erased players"
         )
-    if account.undecoded:
+    if erasure.undecoded:
         output.say(
-            f"{account.undecoded:,} rows of bronze are of message types that are not selected, so their player is unknown. "
+            f"{erasure.undecoded:,} rows of bronze are of message types that are not selected, so their player is unknown. "
             "Once they are decoded, a redecode takes out those of erased players"
         )
-    if account.lost_ids:
+    if erasure.lost_ids:
         output.say(
-            f"{account.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
+            f"{erasure.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
             "not decode, only `game-events erase` with the id itself would find it"
         )
 
 
-def _show_removed(output: Output, account: Erasure) -> None:
-    output.say(f"files of older versions removed: {account.removed_files.total():,}; a reader that was using one reads again")
-    if account.kept_files:
+def _show_removed(output: Output, erasure: Erasure) -> None:
+    output.say(f"files of older versions removed: {erasure.removed_files.total():,}; a reader that was using one reads again")
+    if erasure.kept_files:
         output.say(
-            f"{account.kept_files.total():,} files were kept because a running job may still commit them: run the same command "
+            f"{erasure.kept_files.total():,} files were kept because a running job may still commit them: run the same command "
             "again in an hour"
         )
-    if account.cleaned_logs:
-        output.say(f"log entries that named an id were removed: {', '.join(account.cleaned_logs)}")
+    if erasure.cleaned_logs:
+        output.say(f"log entries that named an id were removed: {', '.join(erasure.cleaned_logs)}")

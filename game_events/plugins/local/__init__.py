@@ -4,6 +4,7 @@ from game_events.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "local",
+    packages=("aiohttp", "dagster_webserver"),
     settings="game_events.plugins.local.settings:SampleDataSettings",
     commands={
         "demo": Command(
@@ -14,9 +15,9 @@ PLUGIN = Plugin(
             "game_events.plugins.local.up:up",
             "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it.",
         ),
-        "stack": Command("game_events.plugins.local.stack:app", "The local Apache Kafka broker and schema registry."),
+        "stack": Command("game_events.plugins.local.up:stack_app", "The local Apache Kafka broker and schema registry."),
         "init": Command(
-            "game_events.plugins.local.init:init",
+            "game_events.plugins.local.demo:init",
             "Write a settings file, a .proto and a README for another domain; the commands in it work as they are.",
         ),
         "produce": Command(

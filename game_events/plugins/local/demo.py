@@ -1,8 +1,10 @@
-"""Simulated events: the demo of the whole system, and the producer alone.
+"""Commands to try the system out.
 
 `game-events demo`: the whole system on real parts, twice over, checked against what the producer sent.
 
 `game-events produce`: simulated events, registered and written with the Confluent serializer.
+
+`game-events init`: a new domain: settings, a message and the commands that work with them; and the examples of domains.
 """
 
 import math
@@ -11,7 +13,9 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
@@ -27,12 +31,16 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
 from game_events.pipeline.gold.plan import expressions
-from game_events.plugins.local.init import CONFIG, use_example
+from game_events.plugins.local.producer.messages import ProtoVersions
 from game_events.plugins.local.producer.produce import GamerTruth, Manifest, produce, produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.local_stack import StackState
 from game_events.plugins.local.settings import SampleDataSettings
+
+SETTINGS_FILE = "game_events.yaml"
+
+CONFIG = ENV_PREFIX + "CONFIG"
 
 #: Below the state folder; recreated by each demo and kept afterwards.
 FOLDER = "demo"
@@ -127,13 +135,13 @@ def _compared(output: Output, settings: Settings, truth: Manifest, appeared: lis
     words = settings.names
     poison = sum(truth.poison.values())
     bronze = _rows(settings, BRONZE)
-    held = _rows(settings, QUARANTINE)
+    quarantined = _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
     undecodable = f"(undecodable records sent: {poison})"
-    output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} {undecodable}")
+    output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {quarantined:,} {undecodable}")
     _top(output, settings)
     wrong = differences(settings, truth)
-    exact = not wrong and bronze + held == truth.records_total and held == poison
+    exact = not wrong and bronze + quarantined == truth.records_total and quarantined == poison
     output.say(
         f"gold of {sum(map(len, truth.truth.values()))} {words.keys} in {len(truth.truth)} {words.entities} equals what the "
         "producer sent: " + ("yes" if exact else f"NO: {wrong[:5]}")
@@ -144,7 +152,7 @@ def _compared(output: Output, settings: Settings, truth: Manifest, appeared: lis
         output.say(f"columns that the producer keeps no account of: {', '.join(unknown)}")
     return {
         "success": exact,
-        "rows": {"kafka": truth.records_total, "bronze": bronze, "quarantine": held},
+        "rows": {"kafka": truth.records_total, "bronze": bronze, "quarantine": quarantined},
         "schema_versions": sorted(truth.schema_ids),
         "columns_appeared": appeared,
         "columns_compared": [column for column, known in compared.items() if known is not None],
@@ -185,12 +193,12 @@ def differences(settings: Settings, manifest: Manifest) -> list[str]:
     wrong: list[str] = []
     known = {column: truth for column, truth in truths(settings).items() if truth is not None}
     for entity, keys in manifest.truth.items():
-        held = {row[settings.key_column]: tuple(row[column] for column in known) for row in _gold_rows(settings, entity)}
+        stored = {row[settings.key_column]: tuple(row[column] for column in known) for row in _gold_rows(settings, entity)}
         sent = {name: tuple(truth(t) for truth in known.values()) for name, t in keys.items()}
         wrong += [
-            f"{entity}/{name}: {held.get(name)} is not {sent.get(name)}"
-            for name in sorted(held.keys() | sent.keys())
-            if not _same(held.get(name), sent.get(name))
+            f"{entity}/{name}: {stored.get(name)} is not {sent.get(name)}"
+            for name in sorted(stored.keys() | sent.keys())
+            if not _same(stored.get(name), sent.get(name))
         ]
     return wrong
 
@@ -202,30 +210,30 @@ def _gold_rows(settings: Settings, entity: str) -> list[dict[str, Any]]:
 
 
 def _truth(settings: Settings, sql: str) -> Truth | None:
-    function, of = simple_call(sql) or ("", "")
+    function, argument = simple_call(sql) or ("", "")
     # Other columns may be NULL.
-    if function == "count" and of in ("*", "1", settings.entity_column, settings.key_column, settings.time_column):
+    if function == "count" and argument in ("*", "1", settings.entity_column, settings.key_column, settings.time_column):
         return lambda truth: truth.session_count
-    if of == settings.time_column:
+    if argument == settings.time_column:
         return {"min": lambda t: t.min_timestamp, "max": lambda t: t.max_timestamp}.get(function)
     # Of other fields the manifest knows the numeric ones; it says so by having them.
-    found: dict[str, Truth] = {
-        "sum": lambda t: t.numbers[of].total,
-        "min": lambda t: t.numbers[of].low,
-        "max": lambda t: t.numbers[of].high,
-        "avg": lambda t: t.numbers[of].total / t.session_count,
+    of_numbers: dict[str, Truth] = {
+        "sum": lambda t: t.numbers[argument].total,
+        "min": lambda t: t.numbers[argument].low,
+        "max": lambda t: t.numbers[argument].high,
+        "avg": lambda t: t.numbers[argument].total / t.session_count,
     }
-    generator = SampleDataSettings.of(settings).producer.fields.get(of)
-    return found.get(function) if generator is not None and generator.numeric else None
+    generator = SampleDataSettings.of(settings).producer.fields.get(argument)
+    return of_numbers.get(function) if generator is not None and generator.numeric else None
 
 
-def _same(held: tuple[object, ...] | None, sent: tuple[object, ...] | None) -> bool:
-    if held is None or sent is None:
-        return held is sent
+def _same(stored: tuple[object, ...] | None, sent: tuple[object, ...] | None) -> bool:
+    if stored is None or sent is None:
+        return stored is sent
     return all(
         # A sum of floating point numbers depends on the order in which they come.
         math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, int | float) else a == b
-        for a, b in zip(held, sent, strict=True)
+        for a, b in zip(stored, sent, strict=True)
     )
 
 
@@ -263,15 +271,15 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     names = _names(games, settings)
     wanted = _numbers("--versions", versions)
     before = _manifest(manifest)
-    both: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
-    both["gamers_per_game"] = SampleDataSettings.of(settings).producer.keys_per_entity
+    common: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
+    common["gamers_per_game"] = SampleDataSettings.of(settings).producer.keys_per_entity
     shares = {"late_share": late_share, "duplicate_share": duplicate_share, "poison_share": poison_share}
     with _named_errors(), output.working("producing"):
         if bulk is not None:
-            sent = produce_bulk(settings, BulkSimulation(records=bulk, hot_share=hot_share, **both), partitions=partitions)
+            sent = produce_bulk(settings, BulkSimulation(records=bulk, hot_share=hot_share, **common), partitions=partitions)
         else:
             order = _numbers("--interleaving", interleaving) if interleaving else None
-            few = Simulation(records_per_game_and_version=records, interleaving=order, **shares, **both)
+            few = Simulation(records_per_game_and_version=records, interleaving=order, **shares, **common)
             sent = produce(settings, few, partitions=partitions, rate=rate)
     if manifest is not None:
         (before.merge(sent) if before is not None else sent).save(manifest)
@@ -353,3 +361,96 @@ def _named_errors() -> Iterator[None]:
     except ValidationError as error:
         problems = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
         raise ConfigurationError(f"cannot simulate that: {problems}") from None
+
+
+#: Fields that the scaffold's message has besides the three that are named.
+_OTHER_FIELDS = ("value", "kind")
+_GOLD_COLUMNS = ("events", "first_seen", "last_seen", "highest_value", "sum_of_values")
+#: YAML reads them as other things than texts; gold's columns may hold no query.
+_NO_TEXT = frozenset(("yes", "no", "on", "off", "true", "false", "null", "select"))
+#: As long as the longest name made of it may be a table's.
+_WORD = r"[a-z][a-z0-9_]{0,39}"
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; made if it is not there.")]
+Domain = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Topic and last part of the tables' names; default: the folder's name.")
+]
+Entity = Annotated[str, typer.Option(metavar="FIELD", help="Field that names the entity: tables of its own for each.")]
+Key = Annotated[str, typer.Option(metavar="FIELD", help="Field that gold aggregates by.")]
+Time = Annotated[str, typer.Option(metavar="FIELD", help="Field that says when it happened.")]
+
+
+def init(
+    folder: Folder,
+    domain: Domain = None,
+    entity: Entity = "site",
+    key: Key = "device_id",
+    time: Time = "happened_at",
+    as_json: Json = False,
+) -> None:
+    """Write a settings file, a .proto and a README for another domain; the commands in it work as they are."""
+    output = Output(as_json=as_json)
+    written = scaffold(folder, domain or folder.resolve().name.lower().replace("-", "_"), entity, key, time)
+    output.say(f"{folder}: {', '.join(path.name for path in written)}")
+    output.say(f"now: cd {folder} && game-events demo")
+    output.result({"success": True, "folder": str(folder.resolve()), "files": [path.name for path in written]})
+
+
+def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> list[Path]:
+    """Write the files; all of them, or none.
+
+    Raises:
+        ConfigurationError: a name that cannot be one, or a file that is there already.
+    """
+    texts = _texts(domain, entity, key, time)
+    named = {SETTINGS_FILE: SETTINGS_FILE, "message.proto": f"{domain}.proto", "README.md": "README.md"}
+    templates = files(__package__) / "scaffold"
+    targets = {folder / to: Template((templates / name).read_text("utf-8")).substitute(texts) for name, to in named.items()}
+    existing = [str(path) for path in targets if path.exists()]
+    if existing:
+        raise ConfigurationError(f"{', '.join(existing)} is there already: nothing was written; name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in targets.items():
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
+    return list(targets)
+
+
+def _texts(domain: str, entity: str, key: str, time: str) -> dict[str, str]:
+    """What the templates' names stand for; ConfigurationError for a name that cannot be one."""
+    texts = {"domain": domain, "entity": entity, "key": key, "time": time}
+    for option, name in texts.items():
+        if not re.fullmatch(_WORD, name) or name in _NO_TEXT:
+            raise ConfigurationError(
+                f"--{option}: {name!r} must be lower case a-z, digits and underscores, a-z first, and no word that "
+                "means something else to YAML or SQL"
+            )
+    fields = (entity, key, time, *_OTHER_FIELDS)
+    if len(set(fields)) != len(fields) or set(fields) & set(ProtoVersions.custom):
+        raise ConfigurationError(f"--entity, --key and --time must be three names, none of them {' or '.join(_OTHER_FIELDS)}")
+    for option, name in (("entity", entity), ("key", key)):
+        if name in _GOLD_COLUMNS:
+            raise ConfigurationError(f"--{option}: gold has a column {name!r} already, of {', '.join(_GOLD_COLUMNS)}")
+        texts[f"{option}_word"] = re.sub(r"_(id|name)$", "", name)
+    texts["message"] = "".join(part.capitalize() for part in domain.split("_"))
+    return texts
+
+
+def examples() -> dict[str, Path]:
+    """The examples that come with this project: name -> folder with a settings file, a `.proto` and a README."""
+    folder = Path(str(files(__package__))) / "example_files"
+    return {example.name: example.resolve() for example in sorted(folder.iterdir()) if (example / SETTINGS_FILE).is_file()}
+
+
+def use_example(name: str) -> None:
+    """Take this process's settings, and those of what it starts, from an example's file.
+
+    Raises:
+        ConfigurationError: there is no such example.
+    """
+    folders = examples()
+    if name not in folders:
+        raise ConfigurationError(f"--example: there is no {name!r}; there are {', '.join(folders)}")
+    os.environ[CONFIG] = str(folders[name] / SETTINGS_FILE)

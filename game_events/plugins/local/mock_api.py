@@ -58,9 +58,9 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
             raise ConfigurationError(f"--log: {log} cannot be written: {error.strerror}") from None
         api = MockApi(faults, lines, bodies=bodies)
 
-        def ready(found: int) -> None:
-            output.say(f"taking rows on http://{HOST}:{found}/ until Ctrl-C")
-            output.result({"url": f"http://{HOST}:{found}/", "port": found})
+        def ready(chosen: int) -> None:
+            output.say(f"taking rows on http://{HOST}:{chosen}/ until Ctrl-C")
+            output.result({"url": f"http://{HOST}:{chosen}/", "port": chosen})
 
         try:
             asyncio.run(api.serve(port, ready))
@@ -95,7 +95,10 @@ class MockApi:
 
         `log` gets a JSON line for each call, with its body if `bodies`; a body of more than `max_body_bytes` is refused.
         """
-        self.faults, self._log, self._bodies, self._max_body_bytes = faults, log, bodies, max_body_bytes
+        self.faults = faults
+        self._log = log
+        self._bodies = bodies
+        self._max_body_bytes = max_body_bytes
         self._random = random.Random(faults.seed)  # noqa: S311 - faults, not secrets
         self._recent: deque[float] = deque()
         self._as_date = True

@@ -1,5 +1,9 @@
 """Dagster's webserver behind a guard: ``python -m game_events.plugins.local.webserver``, with `dagster-webserver`'s options.
 
+With `dev` before them it is `dagster dev` with this webserver: Dagster starts its own by the name of a module, and has no
+setting for it. `game-events up` asks the UI under a foreign name before it shows its address: a Dagster that starts it in
+another way is noticed at once.
+
 Dagster's webserver has no login and does not check the origin of a request. Any page that a browser shows can send requests to
 127.0.0.1, by an image, a form, a websocket, or under a name of its own that leads here (DNS rebinding); any user of the machine
 can do it without a browser. Each of these requests is turned away before Dagster sees it:
@@ -10,11 +14,16 @@ can do it without a browser. Each of these requests is turned away before Dagste
 * a connection from this machine must be one of the user who started the UI, of root, or of a user in `GAME_EVENTS_UI_USERS`.
 """
 
+import logging
 import os
 import pwd
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from subprocess import Popen
+from typing import Any
 from urllib.parse import urlsplit
 
+from dagster_shared.ipc import open_ipc_subprocess
 from dagster_webserver.cli import cli
 from dagster_webserver.webserver import DagsterWebserver
 from starlette.datastructures import Headers
@@ -26,6 +35,14 @@ from game_events.config.network import is_loopback
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.plugins.local.servers.connect_server import known_owner
+
+THIS_MODULE = "game_events.plugins.local.webserver"
+
+#: First argument for `dagster dev`.
+DEV = "dev"
+
+#: What `dagster dev` starts its webserver with.
+STARTS = "open_ipc_subprocess"
 
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
 _QUERY_TYPES = ("application/json", "application/graphql")
@@ -140,8 +157,34 @@ def _is_plain_query(scope: Scope, headers: Headers) -> bool:
     return any(kind in headers.get("content-type", "") for kind in _QUERY_TYPES)
 
 
+def develop() -> None:
+    """`dagster dev`, which starts this module in place of Dagster's webserver."""
+    from dagster._cli import dev  # noqa: PLC0415 - the webserver needs none of it
+
+    setattr(dev, STARTS, _start_guarded)
+    logging.getLogger("dagster").addFilter(is_news)
+    dev.dev_command(prog_name="dagster dev")
+
+
+def _start_guarded(parts: Sequence[str], **options: Any) -> Popen[Any]:  # noqa: ANN401 - subprocess's own
+    guarded = [THIS_MODULE if part == "dagster_webserver" else part for part in parts]
+    return open_ipc_subprocess(guarded, **options)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of Dagster's says something: not that the `dagster.yaml` of this folder is not the instance's.
+
+    It is what a new instance is made from (docs/dagster.md).
+    """
+    return not record.getMessage().startswith("Found a dagster instance configuration value")
+
+
 if __name__ == "__main__":
-    # Else a header of any local client's says where it comes from (uvicorn believes those from 127.0.0.1).
-    os.environ["FORWARDED_ALLOW_IPS"] = ""
-    guard()
-    cli(auto_envvar_prefix="DAGSTER_WEBSERVER")
+    if sys.argv[1:2] == [DEV]:
+        del sys.argv[1]
+        develop()
+    else:
+        # Else a header of any local client's says where it comes from (uvicorn believes those from 127.0.0.1).
+        os.environ["FORWARDED_ALLOW_IPS"] = ""
+        guard()
+        cli(auto_envvar_prefix="DAGSTER_WEBSERVER")

@@ -216,6 +216,10 @@ def refuse_unusable(options: Mapping[str, str]) -> None:
                 f"{_WHERE}: {name} may only be {' or '.join(verifying)}: certificates are always verified. For"
                 " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
             )
+    _refuse_mechanism(options)
+
+
+def _refuse_mechanism(options: Mapping[str, str]) -> None:
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     if mechanism is None and not options.get("security.protocol", "").upper().startswith("SASL"):
         return
@@ -235,16 +239,16 @@ def with_file_contents(options: Mapping[str, object]) -> dict[str, object]:
     Raises:
         ConfigurationError: a file cannot be read, or is no text.
     """
-    found = dict(options)
+    client_options = dict(options)
     for name in PEM_FILES:
-        path = Path(str(found.get(f"{name}.location", "")))
-        if f"{name}.location" not in found or path.is_dir():
+        path = Path(str(client_options.get(f"{name}.location", "")))
+        if f"{name}.location" not in client_options or path.is_dir():
             continue
-        del found[f"{name}.location"]
+        del client_options[f"{name}.location"]
         try:
-            found[f"{name}.pem"] = path.read_text()
+            client_options[f"{name}.pem"] = path.read_text()
         except OSError as error:
             raise ConfigurationError(f"{_WHERE}: {path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ConfigurationError(f"{_WHERE}: {path} is no PEM file") from None
-    return found
+    return client_options

@@ -6,6 +6,7 @@ the assignment. Spark ends the process, and so the consumer, when it has been id
 """
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,10 +30,10 @@ from game_events.sources.source import (
     RAW_SCHEMA,
     Integers,
     Offsets,
+    Partition,
     Reading,
     ReadNotes,
     RecordBytes,
-    Split,
     columns_of,
 )
 
@@ -89,15 +90,15 @@ _READING = "reading records"
 class Messages(NamedTuple):
     """Some messages; of each the number of its range, and its offset."""
 
-    found: list[Message]
-    of: Integers
+    records: list[Message]
+    numbers: Integers
     offsets: Integers
 
 
 class Range(NamedTuple):
     """Offsets [start, end) of a partition."""
 
-    split: Split
+    partition: Partition
     start: int
     end: int
 
@@ -113,7 +114,7 @@ class Damage(NamedTuple):
 class Unreadable(NamedTuple):
     """Offsets [start, end) of a partition that have no readable record; `detail` says why."""
 
-    split: Split
+    partition: Partition
     start: int
     end: int
     detail: str
@@ -154,8 +155,8 @@ class KafkaReading(Reading):
         with _KEPT.lent(self) as opened:
             for first in range(0, len(self.ranges[task]), PARTITIONS_AT_ONCE):
                 some = self.ranges[task][first : first + PARTITIONS_AT_ONCE]
-                found = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
-                yield from _uncollected(_joined(found))
+                batches = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
+                yield from _uncollected(_joined(batches))
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ class KeptConsumer:
         Raises:
             TransientError, ConfigurationError: for an error of the client.
         """
-        taken, self._kept = self._take(reading), None
+        taken = self._take(reading)
+        self._kept = None
         try:
             yield taken
         except BaseException as error:
@@ -205,7 +207,8 @@ class KeptConsumer:
         self._kept = None
 
     def _take(self, reading: KafkaReading) -> OpenConsumer:
-        kept, process = self._kept, os.getpid()
+        kept = self._kept
+        process = os.getpid()
         if kept is not None and kept.process == process and kept.options == reading.options:
             return kept
         self.close()
@@ -221,10 +224,12 @@ class _Assignment:
     """Ranges that a consumer reads; each partition is among them once."""
 
     def __init__(self, opened: OpenConsumer, ranges: Sequence[Range], silence_s: float) -> None:
-        self._opened, self._ranges, self._silence_s = opened, ranges, silence_s
-        self._numbers = {(r.split.topic, r.split.partition): number for number, r in enumerate(ranges)}
-        self._topics = {r.split.topic for r in ranges}
-        self._of_partition = {r.split.partition: number for number, r in enumerate(ranges)}
+        self._opened = opened
+        self._ranges = ranges
+        self._silence_s = silence_s
+        self._numbers = {(r.partition.topic, r.partition.number): number for number, r in enumerate(ranges)}
+        self._topics = {r.partition.topic for r in ranges}
+        self._of_partition = {r.partition.number: number for number, r in enumerate(ranges)}
         self._ends = np.array([r.end for r in ranges], np.int64)
         #: Range -> next offset.
         self._reached = np.array([r.start for r in ranges], np.int64)
@@ -249,17 +254,20 @@ class _Assignment:
 
     def _assign(self, places: Mapping[int, int]) -> None:
         """Fetch these ranges from these offsets on, and nothing else."""
-        splits = [(self._ranges[number].split, offset) for number, offset in places.items()]
+        partitions = [(self._ranges[number].partition, offset) for number, offset in places.items()]
         self._astray = False
-        self._opened.consumer.assign([TopicPartition(split.topic, split.partition, offset) for split, offset in splits])
+        self._opened.consumer.assign(
+            [TopicPartition(partition.topic, partition.number, offset) for partition, offset in partitions]
+        )
 
     def _until_damage(self) -> Iterator[Messages]:
         """Messages up to the ends of all ranges, or to a batch that cannot be unpacked; records of others may come later."""
-        consumer, last = self._opened.consumer, time.monotonic()
+        consumer = self._opened.consumer
+        last = time.monotonic()
         while self._waiting and self._damage is None and not self._astray:
             # What was fetched already is taken at once: waiting for a full list would hold as many messages, however large.
-            found = consumer.consume(MESSAGES, 0) or consumer.consume(1, LOOK_S)
-            records = self._without_errors(found) if any(map(Message.error, found)) else found
+            consumed = consumer.consume(MESSAGES, 0) or consumer.consume(1, LOOK_S)
+            records = self._without_errors(consumed) if any(map(Message.error, consumed)) else consumed
             if records:
                 last = time.monotonic()
                 yield from self._wanted(records)
@@ -272,10 +280,10 @@ class _Assignment:
         if memory.refused or time.monotonic() - last > self._silence_s:
             raise memory.explain(f"{_READING} of {self._missing()}: none came for {self._silence_s:g} s")
 
-    def _without_errors(self, found: Sequence[Message]) -> list[Message]:
+    def _without_errors(self, consumed: Sequence[Message]) -> list[Message]:
         """The messages that are records, up to damage; notes it, and where partitions end; raises other errors."""
         records = []
-        for message in found:
+        for message in consumed:
             error = message.error()
             if error is None:
                 records.append(message)
@@ -301,7 +309,8 @@ class _Assignment:
             return None
         if error.code() not in (*GONE, *DAMAGED):
             raise self._opened.memory.explain(f"{_READING} of {where}", error)
-        number, offset = self._number_of(message), int(message.offset() or 0)
+        number = self._number_of(message)
+        offset = int(message.offset() or 0)
         if number is None or number not in self._waiting:
             return None
         if error.code() in DAMAGED and offset < self._ends[number]:
@@ -316,15 +325,17 @@ class _Assignment:
 
     def _passed(self, damage: Damage) -> Unreadable:
         """The range's offsets of a damaged batch, which are passed: up to the first offset that is none of it."""
-        number, split = damage.number, self._ranges[damage.number].split
+        number = damage.number
+        partition = self._ranges[number].partition
         begin = max(int(self._reached[number]), damage.offset)
         end = first_outside(lambda offset: self._is_in(damage, offset), begin, int(self._ends[number]))
         self._reached[number] = end
-        return Unreadable(split, begin, end, unreadable_batch(begin, end, damage.text))
+        return Unreadable(partition, begin, end, unreadable_batch(begin, end, damage.text))
 
     def _is_in(self, damage: Damage, offset: int) -> bool:
         """Whether what a partition has at an offset, or next behind it, is this batch."""
-        consumer, last = self._opened.consumer, time.monotonic()
+        consumer = self._opened.consumer
+        last = time.monotonic()
         self._assign({damage.number: offset})
         while True:
             for message in consumer.consume(1, LOOK_S):
@@ -333,23 +344,23 @@ class _Assignment:
                     continue
                 if error is None or error.code() == KafkaError._PARTITION_EOF:
                     return False
-                found = self._damage_of(message, error)
+                other = self._damage_of(message, error)
                 if not self._astray:
-                    return found is not None and found.offset == damage.offset
+                    return other is not None and other.offset == damage.offset
                 self._assign({damage.number: offset})
             self._refuse_silence(last)
 
     def _wanted(self, records: list[Message]) -> Iterator[Messages]:
         """The records that are in the ranges; notes how far each was read."""
         offsets = np.fromiter(map(Message.offset, records), np.int64, len(records))
-        of = self._numbers_of(records)
-        np.maximum.at(self._reached, of, offsets + 1)
-        inside = offsets < self._ends[of]
+        numbers = self._numbers_of(records)
+        np.maximum.at(self._reached, numbers, offsets + 1)
+        inside = offsets < self._ends[numbers]
         if inside.all():
-            yield Messages(records, of, offsets)
+            yield Messages(records, numbers, offsets)
         elif inside.any():
             kept = [record for record, wanted in zip(records, inside.tolist(), strict=True) if wanted]
-            yield Messages(kept, of[inside], offsets[inside])
+            yield Messages(kept, numbers[inside], offsets[inside])
 
     def _numbers_of(self, records: Sequence[Message]) -> Integers:
         """Record -> number of its range."""
@@ -366,11 +377,13 @@ class _Assignment:
         done = [number for number in self._waiting if self._reached[number] >= self._ends[number]]
         if done:
             self._waiting.difference_update(done)
-            splits = [self._ranges[number].split for number in done]
-            self._opened.consumer.incremental_unassign([TopicPartition(split.topic, split.partition) for split in splits])
+            partitions = [self._ranges[number].partition for number in done]
+            self._opened.consumer.incremental_unassign(
+                [TopicPartition(partition.topic, partition.number) for partition in partitions]
+            )
 
     def _missing(self) -> str:
-        some = [f"{self._ranges[n].split} from {self._reached[n]} to {self._ends[n] - 1}" for n in sorted(self._waiting)]
+        some = [f"{self._ranges[n].partition} from {self._reached[n]} to {self._ends[n] - 1}" for n in sorted(self._waiting)]
         return first_few(some, EXAMPLES, ", ")
 
 
@@ -402,65 +415,67 @@ class MessageColumns:
     """Messages as batches of columns; notes those that no column can hold."""
 
     def __init__(self, max_record_bytes: int, notes: ReadNotes) -> None:
-        self._most, self._notes = max_record_bytes, notes
+        self._most = max_record_bytes
+        self._notes = notes
 
-    def batches(self, ranges: Sequence[Range], found: Iterable[Messages | Unreadable]) -> Iterator[pa.RecordBatch]:
+    def batches(self, ranges: Sequence[Range], parts: Iterable[Messages | Unreadable]) -> Iterator[pa.RecordBatch]:
         """Batches of `RECORD_SCHEMA`."""
-        splits = [r.split for r in ranges]
-        for some in found:
+        partitions = [r.partition for r in ranges]
+        for some in parts:
             if isinstance(some, Unreadable):
                 yield _unreadable(some)
             else:
-                sizes = np.fromiter(map(len, some.found), np.int64, len(some.found))
+                sizes = np.fromiter(map(len, some.records), np.int64, len(some.records))
                 for start, end in _parts(sizes):
-                    part = Messages(some.found[start:end], some.of[start:end], some.offsets[start:end])
-                    yield self._batch(splits, part, sizes[start:end])
+                    part = Messages(some.records[start:end], some.numbers[start:end], some.offsets[start:end])
+                    yield self._batch(partitions, part, sizes[start:end])
 
-    def _batch(self, splits: Sequence[Split], messages: Messages, sizes: Integers) -> pa.RecordBatch:
-        found, of = messages.found, messages.of
+    def _batch(self, partitions: Sequence[Partition], messages: Messages, sizes: Integers) -> pa.RecordBatch:
+        records = messages.records
+        numbers = messages.numbers
         columns = {
-            "topic": _of_each(pa.array([split.topic for split in splits]), of),
-            "topic_id": _of_each(pa.array([split.topic_id for split in splits]), of),
-            "partition": _of_each(pa.array([split.partition for split in splits], pa.int32()), of),
+            "topic": _of_each(pa.array([partition.topic for partition in partitions]), numbers),
+            "topic_id": _of_each(pa.array([partition.topic_id for partition in partitions]), numbers),
+            "partition": _of_each(pa.array([partition.number for partition in partitions], pa.int32()), numbers),
             "offset": pa.array(messages.offsets),
-            "timestamp": self._timestamps(splits, messages),
-            "key": pa.array(list(map(Message.key, found)), pa.binary()),
-            "headers": self._headers(splits, messages),
+            "timestamp": self._timestamps(partitions, messages),
+            "key": pa.array(list(map(Message.key, records)), pa.binary()),
+            "headers": self._headers(partitions, messages),
         }
-        values: list[bytes | None] = list(map(Message.value, found))
-        lost = np.zeros(len(found), np.int64)
+        values: list[bytes | None] = list(map(Message.value, records))
+        lost = np.zeros(len(records), np.int64)
         for row in np.flatnonzero(sizes > self._most).tolist():
             # Cut before it is copied: it may be hundreds of megabytes.
             whole = values[row] or b""
             values[row] = whole[:KEPT_BYTES]
             lost[row] = len(whole) - len(values[row] or b"")
         columns["value"] = pa.array(values, pa.binary())
-        return columns_of(self._cut(columns, lost), len(found))
+        return columns_of(self._cut(columns, lost), len(records))
 
-    def _timestamps(self, splits: Sequence[Split], messages: Messages) -> pa.Array:
+    def _timestamps(self, partitions: Sequence[Partition], messages: Messages) -> pa.Array:
         """Microseconds; NULL where a producer's number is more than a column can hold."""
-        found = map(itemgetter(1), map(Message.timestamp, messages.found))
-        times = np.fromiter(found, np.int64, len(messages.found))
+        milliseconds = map(itemgetter(1), map(Message.timestamp, messages.records))
+        times = np.fromiter(milliseconds, np.int64, len(messages.records))
         beyond = (times > MAX_TIMESTAMP_MS) | (times < -MAX_TIMESTAMP_MS)
         kind = RAW_SCHEMA.field("timestamp").type
         if not beyond.any():
             return pa.array(times * 1000, pa.int64()).cast(kind)
         for row in np.flatnonzero(beyond).tolist():
-            self._note(splits[messages.of[row]], messages.found[row], f"timestamp of {times[row]} milliseconds")
+            self._note(partitions[messages.numbers[row]], messages.records[row], f"timestamp of {times[row]} milliseconds")
         return pa.array(np.where(beyond, 0, times) * 1000, pa.int64(), mask=beyond).cast(kind)
 
-    def _headers(self, splits: Sequence[Split], messages: Messages) -> pa.Array:
+    def _headers(self, partitions: Sequence[Partition], messages: Messages) -> pa.Array:
         """Names and values; none for a record with a name that is no text."""
         try:
-            found: Sequence[Any] = list(map(Message.headers, messages.found))
+            all_headers: Sequence[Any] = list(map(Message.headers, messages.records))
         except UnicodeDecodeError:
-            rows = zip(messages.of.tolist(), messages.found, strict=True)
-            found = [self._readable_headers(splits[number], message) for number, message in rows]
-        lengths = np.zeros(len(found) + 1, np.int32)
+            rows = zip(messages.numbers.tolist(), messages.records, strict=True)
+            all_headers = [self._readable_headers(partitions[number], message) for number, message in rows]
+        lengths = np.zeros(len(all_headers) + 1, np.int32)
         names: list[str] = []
         values: list[bytes | None] = []
-        if any(found):
-            for row, headers in enumerate(found, 1):
+        if any(all_headers):
+            for row, headers in enumerate(all_headers, 1):
                 for name, value in headers or ():
                     names.append(name)
                     values.append(value)
@@ -469,17 +484,17 @@ class MessageColumns:
         items = pa.StructArray.from_arrays(texts, fields=list(HEADERS.value_type))
         return pa.ListArray.from_arrays(pa.array(np.cumsum(lengths, dtype=np.int32)), items).cast(HEADERS)
 
-    def _readable_headers(self, split: Split, message: Message) -> Any:  # noqa: ANN401 - as the library's
+    def _readable_headers(self, partition: Partition, message: Message) -> Any:  # noqa: ANN401 - as the library's
         try:
             return Message.headers(message)
         except UnicodeDecodeError:
-            self._note(split, message, "headers, whose names are no UTF-8")
+            self._note(partition, message, "headers, whose names are no UTF-8")
             return None
 
-    def _note(self, split: Split, message: Message, what: str) -> None:
+    def _note(self, partition: Partition, message: Message, what: str) -> None:
         self._notes.incomplete += 1
         if len(self._notes.examples) < EXAMPLES:
-            self._notes.examples.append(f"{split}@{message.offset()} ({what})")
+            self._notes.examples.append(f"{partition}@{message.offset()} ({what})")
 
     def _cut(self, columns: dict[str, pa.Array], lost: Integers) -> dict[str, pa.Array]:
         """The columns, of records that are too large the first bytes only, with reason and detail.
@@ -501,11 +516,11 @@ class MessageColumns:
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
 
 
-def _of_each(values: pa.Array, of: Integers) -> pa.Array:
+def _of_each(values: pa.Array, numbers: Integers) -> pa.Array:
     """The value of each record's range; most often all records are of one."""
-    if (of == of[0]).all():
-        return pa.repeat(values[int(of[0])], len(of))
-    return values.take(pa.array(of))
+    if (numbers == numbers[0]).all():
+        return pa.repeat(values[int(numbers[0])], len(numbers))
+    return values.take(pa.array(numbers))
 
 
 def _parts(sizes: Integers) -> list[tuple[int, int]]:
@@ -515,29 +530,32 @@ def _parts(sizes: Integers) -> list[tuple[int, int]]:
     return list(pairwise([0, *cuts, len(sizes)]))
 
 
-def _unreadable(found: Unreadable) -> pa.RecordBatch:
+def _unreadable(damage: Unreadable) -> pa.RecordBatch:
     """A row for each offset."""
-    split, count = found.split, found.end - found.start
-    same = {"topic": split.topic, "topic_id": split.topic_id, "reason": str(Reason.UNREADABLE), "detail": found.detail}
+    partition = damage.partition
+    count = damage.end - damage.start
+    same = {"topic": partition.topic, "topic_id": partition.topic_id, "reason": str(Reason.UNREADABLE), "detail": damage.detail}
     columns = {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in same.items()}
-    columns["partition"] = pa.repeat(pa.scalar(split.partition, pa.int32()), count)
-    columns["offset"] = pa.array(np.arange(found.start, found.end, dtype=np.int64))
+    columns["partition"] = pa.repeat(pa.scalar(partition.number, pa.int32()), count)
+    columns["offset"] = pa.array(np.arange(damage.start, damage.end, dtype=np.int64))
     return columns_of(columns, count)
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of about `BATCH_RECORDS` or `BATCH_BYTES`."""
-    held: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
+        waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
         if rows >= BATCH_RECORDS or size >= BATCH_BYTES:
-            yield pa.concat_batches(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield pa.concat_batches(held)
+            yield pa.concat_batches(waiting)
+            waiting = []
+            rows = 0
+            size = 0
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 def _uncollected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -556,18 +574,19 @@ def _uncollected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def planned_ranges(start: Offsets, end: Offsets, task_records: int) -> list[list[Range]]:
-    """The ranges of a micro-batch in tasks of about so many offsets; a large partition is split over several."""
-    total = sum(end[split] - start[split] for split in end)
+    """The ranges of a micro-batch in tasks of about so many offsets; a large partition is divided between several."""
+    total = sum(end[partition] - start[partition] for partition in end)
     tasks: list[list[Range]] = [[]]
-    room = most = -(-total // max(1, -(-total // task_records)))
-    for split in sorted(end):
-        at = start[split]
-        while at < end[split]:
+    most = math.ceil(total / max(1, math.ceil(total / task_records)))
+    room = most
+    for partition in sorted(end):
+        begin = start[partition]
+        while begin < end[partition]:
             if not room:
                 tasks.append([])
                 room = most
-            until = min(end[split], at + room)
-            tasks[-1].append(Range(split, at, until))
-            room -= until - at
-            at = until
+            until = min(end[partition], begin + room)
+            tasks[-1].append(Range(partition, begin, until))
+            room -= until - begin
+            begin = until
     return tasks

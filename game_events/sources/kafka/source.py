@@ -21,6 +21,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -30,13 +31,26 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
     TopicDescription,
 )
+from pyspark.sql import Column
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from game_events.config.settings import Settings
-from game_events.errors import ConfigurationError, TransientError
+from game_events.errors import ConfigurationError, TransientError, many
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, client_options, new_client, refuse_managed, with_file_contents
 from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, SILENCE_S, KafkaReading, planned_ranges
-from game_events.sources.source import TASK_RECORDS, MicroBatch, Offsets, Source, SourceSnapshot, Split
+from game_events.sources.rows import since
+from game_events.sources.source import (
+    KAFKA,
+    REGISTRY,
+    TASK_RECORDS,
+    MicroBatch,
+    Offsets,
+    Partition,
+    Source,
+    SourceContext,
+    SourceSnapshot,
+    Upstream,
+)
 
 TIMEOUT_S = 15.0
 
@@ -56,7 +70,7 @@ LOOK_BACK = 32
 _EPOCHS = "reading the leader epochs of records"
 
 #: Splits of one request: a client fetches for all of them, also after the requested offsets.
-SPLITS_AT_ONCE = 64
+PARTITIONS_AT_ONCE = 64
 
 #: Of the consumer that reads epochs. No consumer group: nothing is committed or assigned. Uncommitted records count, too.
 _EPOCHS_CONSUMER = {
@@ -86,7 +100,9 @@ class KafkaAdmin:
 
         `connect`, `consume`: make a client, and a consumer, of its options.
         """
-        self._connect, self._consume, self._clock = connect, consume, clock
+        self._connect = connect
+        self._consume = consume
+        self._clock = clock
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
@@ -96,8 +112,8 @@ class KafkaAdmin:
 
     def topics_matching(self, pattern: str) -> list[str]:
         """Sorted names of the topics that match as a whole, without Kafka's own; raises as `describe`."""
-        found = self._ask(lambda admin: admin.list_topics(timeout=self.timeout_s).topics)
-        return sorted(n for n in found if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
+        topics = self._ask(lambda admin: admin.list_topics(timeout=self.timeout_s).topics)
+        return sorted(n for n in topics if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
 
     def describe(self, topics: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
         """Topic -> its id and partitions; with `missing_ok` without the topics that do not exist.
@@ -109,55 +125,60 @@ class KafkaAdmin:
         names = list(topics)
         if not names:
             return {}
-        found = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_s))
-        missing = [name for name in names if name not in found]
+        described = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_s))
+        missing = [name for name in names if name not in described]
         if missing and not missing_ok:
             raise self._unknown(missing)
-        self._seen.update(found)
-        return found
+        self._seen.update(described)
+        return described
 
-    def offset_ranges(self, splits: Collection[Split]) -> tuple[Offsets, Offsets, Offsets]:
-        """First offset, end of the committed ones, and leader epoch (if known) of each split; raises as `describe`."""
-        first = self._listed(splits, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        last = self._listed(splits, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        epochs = {split: found.leader_epoch for split, found in last.items() if found.leader_epoch is not None}
+    def offset_ranges(self, partitions: Collection[Partition]) -> tuple[Offsets, Offsets, Offsets]:
+        """First offset, end of the committed ones, and leader epoch (if known) of each partition; raises as `describe`."""
+        first = self._listed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        last = self._listed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        epochs = {partition: end.leader_epoch for partition, end in last.items() if end.leader_epoch is not None}
         return _offsets(first), _offsets(last), epochs
 
-    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
-        """Split -> first offset of a record not older than a time; splits without such a record are left out."""
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
+        """Partition -> first offset of a record not older than a time; partitions without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        found = _offsets(self._listed(splits, since))
-        return {split: offset for split, offset in found.items() if offset >= 0}
+        first = _offsets(self._listed(partitions, since))
+        return {partition: offset for partition, offset in first.items() if offset >= 0}
 
     def epochs_before(self, offsets: Offsets, earliest: Offsets) -> Offsets:
-        """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
+        """Partition -> epoch of the last record before an offset; partitions without a record right before it are left out.
 
-        `earliest`: split -> first offset that still exists. `SPLITS_AT_ONCE` splits together have the longest wait for one
-        answer. Raises ConfigurationError or TransientError if the broker refuses or does not answer.
+        `earliest`: partition -> first offset that still exists. `PARTITIONS_AT_ONCE` partitions share one wait, the
+        longest for an answer. Raises ConfigurationError or TransientError if the broker refuses or does not answer.
         """
-        first = {split: max(earliest.get(split, 0), at - LOOK_BACK) for split, at in offsets.items()}
-        asked = [split for split, at in offsets.items() if first[split] < at]
-        found: Offsets = {}
+        first = {partition: max(earliest.get(partition, 0), offset - LOOK_BACK) for partition, offset in offsets.items()}
+        asked = [partition for partition, offset in offsets.items() if first[partition] < offset]
+        epochs: Offsets = {}
         if not asked:
-            return found
+            return epochs
         memory = CauseMemory(self.servers)
         consumer = new_client(self._consume, client_options(self._settings, {}) | _EPOCHS_CONSUMER | {"error_cb": memory})
         try:
-            for start in range(0, len(asked), SPLITS_AT_ONCE):
-                group = asked[start : start + SPLITS_AT_ONCE]
-                consumer.assign([TopicPartition(split.topic, split.partition, first[split]) for split in group])
+            for start in range(0, len(asked), PARTITIONS_AT_ONCE):
+                group = asked[start : start + PARTITIONS_AT_ONCE]
+                consumer.assign([TopicPartition(partition.topic, partition.number, first[partition]) for partition in group])
                 deadline = self._clock() + self.timeout_s
-                found |= _epochs(consumer, {split: offsets[split] for split in group}, self._clock, deadline, memory)
+                epochs |= _epochs(
+                    consumer, {partition: offsets[partition] for partition in group}, self._clock, deadline, memory
+                )
         except KafkaException as error:
             raise memory.explain(_EPOCHS, error.args[0]) from error
         finally:
             consumer.close()
-        return found
+        return epochs
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
-        partitions = [TopicPartition(split.topic, split.partition, at) for split, at in sorted(offsets.items())]
-        asked, timeout_s = [ConsumerGroupTopicPartitions(group, partitions)], self.timeout_s
+        partitions = [
+            TopicPartition(partition.topic, partition.number, offset) for partition, offset in sorted(offsets.items())
+        ]
+        asked = [ConsumerGroupTopicPartitions(group, partitions)]
+        timeout_s = self.timeout_s
         attempts = Retrying(
             retry=retry_if_exception(_waits_for_coordinator),
             wait=wait_fixed(COORDINATOR_PAUSE_S),
@@ -168,25 +189,25 @@ class KafkaAdmin:
         def commit(admin: AdminClient) -> dict[Any, Any]:
             return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=timeout_s), 2 * timeout_s)
 
-        found = self._ask(lambda admin: attempts(commit, admin))
-        refused = [p.error for answer in found.values() for p in answer.topic_partitions if p.error is not None]
+        answers = self._ask(lambda admin: attempts(commit, admin))
+        refused = [p.error for answer in answers.values() for p in answer.topic_partitions if p.error is not None]
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
-    def _listed(self, wanted: Iterable[Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
-        splits = {(split.topic, split.partition): split for split in wanted}
-        if not splits:
+    def _listed(self, wanted: Iterable[Partition], spec: OffsetSpec) -> dict[Partition, ListOffsetsResultInfo]:
+        partitions = {(partition.topic, partition.number): partition for partition in wanted}
+        if not partitions:
             return {}
-        asked = dict.fromkeys((TopicPartition(*name) for name in splits), spec)
+        asked = dict.fromkeys((TopicPartition(*name) for name in partitions), spec)
         committed = IsolationLevel.READ_COMMITTED
-        found = self._answers(
+        listed = self._answers(
             lambda admin: admin.list_offsets(asked, isolation_level=committed, request_timeout=self.timeout_s)
         )
-        answers = {(key.topic, key.partition): result for key, result in found.items()}
-        missing = sorted({topic for topic, partition in splits if (topic, partition) not in answers})
+        answers = {(key.topic, key.partition): result for key, result in listed.items()}
+        missing = sorted({topic for topic, number in partitions if (topic, number) not in answers})
         if missing:
             raise self._unknown(missing)
-        return {split: answers[name] for name, split in splits.items()}
+        return {partition: answers[name] for name, partition in partitions.items()}
 
     def _unknown(self, topics: list[str]) -> ConfigurationError | TransientError:
         named = ", ".join(repr(topic) for topic in topics)
@@ -210,7 +231,7 @@ class KafkaAdmin:
         self._admin = None  # not used again after a failure
         what = f"reading topic {self._settings.source_name}"
         try:
-            found: dict[Any, Any] = ask(admin)
+            answers: dict[Any, Any] = ask(admin)
         except KafkaException as error:
             admin.poll(LOOK_S)  # delivers the errors that the client has received
             raise memory.explain(what, error.args[0]) from error
@@ -218,78 +239,93 @@ class KafkaAdmin:
             admin.poll(LOOK_S)
             raise memory.explain(what) from error
         self._admin = admin
-        return found
+        return answers
 
 
 def _waits_for_coordinator(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_STARTS
 
 
-def _offsets(found: Mapping[Split, ListOffsetsResultInfo]) -> Offsets:
-    return {split: result.offset for split, result in found.items()}
+def _offsets(listed: Mapping[Partition, ListOffsetsResultInfo]) -> Offsets:
+    return {partition: result.offset for partition, result in listed.items()}
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
-    found = {}
+    results = {}
     for key, future in asked.items():
         try:
-            found[key] = future.result(timeout=timeout_s)
+            results[key] = future.result(timeout=timeout_s)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-    return found
+    return results
+
+
+def _is_record(message: Message, memory: CauseMemory) -> bool:
+    """Whether a message is a record; else the partition has no more of them. Raises the error that another answer is."""
+    failure = message.error()
+    if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+        raise memory.explain(_EPOCHS, failure)
+    return failure is None
 
 
 def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], deadline: float, memory: CauseMemory) -> Offsets:
-    """Epochs for the splits assigned to a consumer, read before the deadline of that clock."""
-    open_: dict[tuple[str | None, int | None], Split] = {(split.topic, split.partition): split for split in offsets}
-    found: Offsets = {}
+    """Epochs for the partitions assigned to a consumer, read before the deadline of that clock."""
+    open_: dict[tuple[str | None, int | None], Partition] = {
+        (partition.topic, partition.number): partition for partition in offsets
+    }
+    epochs: Offsets = {}
     while open_:
         message = consumer.poll(max(0.0, deadline - clock()))
         if message is None:
             raise memory.explain(_EPOCHS)
-        split = open_.get((message.topic(), message.partition()))
-        if split is None:  # a finished partition; or an error of the group, which this login may not use
+        partition = open_.get((message.topic(), message.partition()))
+        if partition is None:  # a finished partition; or an error of the group, which this login may not use
             continue
-        failure = message.error()
-        if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-            raise memory.explain(_EPOCHS, failure)
-        at, offset = offsets[split], int(message.offset() or 0)
-        within = failure is None and offset < at
-        epoch = message.leader_epoch() if within else None
+        is_record = _is_record(message, memory)
+        end = offsets[partition]
+        offset = int(message.offset() or 0)
+        is_before = is_record and offset < end
+        epoch = message.leader_epoch() if is_before else None
         if epoch is not None:
-            found[split] = epoch
-        if not within or offset == at - 1:
-            del open_[split.topic, split.partition]
-            consumer.pause([TopicPartition(split.topic, split.partition)])
-    return found
+            epochs[partition] = epoch
+        if not is_before or offset == end - 1:
+            del open_[partition.topic, partition.number]
+            consumer.pause([TopicPartition(partition.topic, partition.number)])
+    return epochs
 
+
+#: Port of a broker whose address has none.
+DEFAULT_PORT = "9092"
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
 NO_ID = "A" * 22
 
 
+#: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
+#: and a graph that has to ask it cannot be loaded while it is down.
+BY_PATTERN = "topics_by_pattern"
+
+SUBJECTS_BY_PATTERN = "subjects_by_pattern"
+
+
 class KafkaSource(Source):
     """Reads topics' metadata in the driver; Spark's workers read the records."""
 
+    kind = KAFKA
     one_by_one = True
+    check_name = "kafka"
+    loss_advice = "raise the topic's retention"
 
-    def __init__(
-        self,
-        settings: Settings,
-        timeout_s: float | None = None,
-        admin: KafkaAdmin | None = None,
-    ) -> None:
-        """Connects at the first call; raises as `refuse_managed`.
-
-        `admin`: reads the topics' metadata; None: one of these settings, with `timeout_s` as in `KafkaAdmin`.
-        """
+    def __init__(self, context: SourceContext, admin: KafkaAdmin | None = None) -> None:
+        """Connects at the first call; raises as `refuse_managed`; `admin` reads the topics' metadata."""
+        settings = context.settings
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
-        self.admin = admin or KafkaAdmin(settings, timeout_s)
-        #: split -> request (offset, leader epoch) and answer
-        self._written: dict[Split, tuple[tuple[int, ...], int | None]] = {}
+        self.admin = admin or KafkaAdmin(settings, context.timeout_s)
+        #: partition -> request (offset, leader epoch) and answer
+        self._written: dict[Partition, tuple[tuple[int, ...], int | None]] = {}
 
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:  # noqa: ARG002
         """The topics' ids and offset ranges.
@@ -298,24 +334,42 @@ class KafkaSource(Source):
             ConfigurationError: no such topic or partition; it has no id; or the broker refuses the login.
             TransientError: the broker does not answer or does not know a topic (any more); or no topic matches the pattern yet.
         """
-        earliest, latest, epochs = self.admin.offset_ranges(self._splits())
+        earliest, latest, epochs = self.admin.offset_ranges(self._partitions())
         return SourceSnapshot(earliest, latest, epochs=epochs)
 
-    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
         """See `Source.offsets_at`; raises as `snapshot`."""
-        return self.admin.offsets_at(splits, when)
+        return self.admin.offsets_at(partitions, when)
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:
-        """Split -> epoch of the leader that wrote the last record before an offset; cached by leader; raises as `snapshot`."""
-        asked = {split: (at, now.epochs.get(split, 0)) for split, at in offsets.items()}
-        new = {split: at for split, at in offsets.items() if self._written.get(split, ((), None))[0] != asked[split]}
-        found = self.admin.epochs_before(new, now.earliest)
-        self._written |= {split: (asked[split], found.get(split)) for split in new}
-        return {split: epoch for split in offsets if (epoch := self._written[split][1]) is not None}
+        """Partition -> epoch of the leader that wrote the last record before it; cached by leader; raises as `snapshot`."""
+        asked = {partition: (offset, now.epochs.get(partition, 0)) for partition, offset in offsets.items()}
+        new = {
+            partition: offset
+            for partition, offset in offsets.items()
+            if self._written.get(partition, ((), None))[0] != asked[partition]
+        }
+        epochs = self.admin.epochs_before(new, now.earliest)
+        self._written |= {partition: (asked[partition], epochs.get(partition)) for partition in new}
+        return {partition: epoch for partition in offsets if (epoch := self._written[partition][1]) is not None}
 
-    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:
+    def wants(self, topic: str) -> bool:
+        """Whether the topics, or the pattern, of the settings include this one."""
+        pattern = self._settings.kafka_topic_pattern
+        return topic in self._settings.kafka_topics if pattern is None else re.fullmatch(pattern, topic) is not None
+
+    def lost_rows(self, now: SourceSnapshot, origins: Offsets | None) -> Column:  # noqa: ARG002
+        """Rows before the first offset of their partition."""
+        return ~since(now.earliest)
+
+    @classmethod
+    def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:
+        """The subject of each topic's values; None: only the broker knows which topics match the pattern."""
+        return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics)) or None
+
+    def subjects(self, partitions: Iterable[Partition]) -> tuple[str, ...]:
         """The subject of each topic's values."""
-        return tuple(subject_of(topic) for topic in sorted({split.topic for split in splits}))
+        return tuple(subject_of(topic) for topic in sorted({partition.topic for partition in partitions}))
 
     def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """The setting `max_records_per_batch`."""
@@ -331,24 +385,78 @@ class KafkaSource(Source):
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""
         self.admin.commit_group_offsets(group, offsets)
 
+    def check(self) -> str:
+        """Number of partitions and records of each topic."""
+        now = self.snapshot()
+        parts = []
+        for topic in sorted({partition.topic for partition in now.latest}):
+            of_topic = [partition for partition in now.latest if partition.topic == topic]
+            records = sum(now.latest[partition] - now.earliest[partition] for partition in of_topic)
+            parts.append(f"topic {topic}, {many(len(of_topic), 'partition')}, {many(records, 'record')}")
+        return f"{self.servers}: {'; '.join(parts)}"
+
+    @classmethod
+    def address(cls, settings: Settings, topic: str) -> str:
+        """With the first broker."""
+        broker = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
+        host, _, port = broker.rpartition(":")
+        return f"kafka://{host or port}:{port if host else DEFAULT_PORT}/{topic}"
+
+    @classmethod
+    def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:
+        """One asset for each topic that the settings name, or one for all topics of a pattern."""
+        return ("kafka", topic if settings.kafka_topic_pattern is None else BY_PATTERN)
+
+    @classmethod
+    def subject_key(cls, settings: Settings, subject: str) -> tuple[str, ...]:
+        """Likewise."""
+        return (REGISTRY, subject if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN)
+
+    @classmethod
+    def upstreams(cls, settings: Settings) -> list[Upstream]:
+        """Each topic and its subject; with a pattern all topics, and their subjects."""
+        pattern = settings.kafka_topic_pattern
+        if pattern is not None:
+            topics = f"The Kafka topics that match `{pattern}`, those made later too."
+            subjects = "The registry subjects of these topics' values. External."
+            return [
+                Upstream(cls.asset_key(settings, BY_PATTERN), topics, ("kafka",)),
+                Upstream(cls.subject_key(settings, BY_PATTERN), subjects, (REGISTRY,)),
+            ]
+        upstreams = []
+        for topic in settings.kafka_topics:
+            said = "A Kafka topic that bronze is made from. External: producers write it."
+            upstreams.append(Upstream(cls.asset_key(settings, topic), said, ("kafka",)))
+            upstreams.append(cls.subject_upstream(settings, subject_of(topic)))
+        return upstreams
+
     def changed(self, batch: MicroBatch) -> str | None:
         """Whether a topic was recreated while it was read: consumers read by name, and its offsets are of other records now."""
-        now = self.admin.describe({split.topic for split in batch.end})
-        other = sorted({split.topic for split in batch.end if str(now[split.topic].topic_id) != split.topic_id})
+        now = self.admin.describe({partition.topic for partition in batch.end})
+        other = sorted({partition.topic for partition in batch.end if str(now[partition.topic].topic_id) != partition.topic_id})
         return f"topic {', '.join(other)} was deleted and made again while it was read" if other else None
 
-    def _splits(self) -> list[Split]:
+    def _partitions(self) -> list[Partition]:
         """The partitions that the settings name, of topics with an id; raises as `snapshot`."""
+        partitions = []
+        for name, description in sorted(self._described().items()):
+            partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
+        return self._assigned(partitions)
+
+    def _described(self) -> Mapping[str, TopicDescription]:
+        """The topics that the settings name, each with an id."""
         pattern = self._settings.kafka_topic_pattern
-        # With a pattern: a topic may be deleted between the two requests.
-        topics = self._settings.kafka_topics if pattern is None else self.admin.topics_matching(pattern)
-        described = self.admin.describe(topics, missing_ok=pattern is not None)
-        if pattern is not None and not described:
-            raise TransientError(
-                f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
-                "GAME_EVENTS_KAFKA_TOPIC_PATTERN"
-            )
-        without = sorted(name for name, found in described.items() if str(found.topic_id or NO_ID) == NO_ID)
+        if pattern is None:
+            topics = self.admin.describe(self._settings.kafka_topics)
+        else:
+            # A topic may be deleted between the two requests.
+            topics = self.admin.describe(self.admin.topics_matching(pattern), missing_ok=True)
+            if not topics:
+                raise TransientError(
+                    f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
+                    "GAME_EVENTS_KAFKA_TOPIC_PATTERN"
+                )
+        without = sorted(name for name, description in topics.items() if str(description.topic_id or NO_ID) == NO_ID)
         if without:
             raise ConfigurationError(
                 f"Kafka {self.servers} gives topic {', '.join(without)} no id: a recreated topic could not be "
@@ -356,19 +464,18 @@ class KafkaSource(Source):
                 "Kafka 2.8 (`inter.broker.protocol.version` too); with a service that has none, have its records written to "
                 "files and read those (GAME_EVENTS_SOURCE=files)"
             )
-        splits = [
-            Split(name, str(found.topic_id), partition.id)
-            for name, found in sorted(described.items())
-            for partition in found.partitions
-        ]
+        return topics
+
+    def _assigned(self, partitions: list[Partition]) -> list[Partition]:
+        """Those that the settings assign, if they assign some."""
         assigned = {(topic, number) for topic, numbers in self._settings.kafka_assign.items() for number in numbers}
         if not assigned:
-            return splits
-        missing = sorted(assigned - {(split.topic, split.partition) for split in splits})
+            return partitions
+        missing = sorted(assigned - {(partition.topic, partition.number) for partition in partitions})
         if missing:
             named = ", ".join(f"{topic}[{number}]" for topic, number in missing)
             raise ConfigurationError(f"Kafka {self.servers} has no partition {named}: correct GAME_EVENTS_KAFKA_ASSIGN")
-        return [split for split in splits if (split.topic, split.partition) in assigned]
+        return [partition for partition in partitions if (partition.topic, partition.number) in assigned]
 
 
 def subject_of(topic: str) -> str:

@@ -69,7 +69,7 @@ def assert_nothing_to_do(settings, make_pipeline):
 def test_bronze_is_protected_and_the_refusal_names_the_setting_and_what_would_be_lost(settings, make_settings, make_pipeline):
     sent = send(settings, version=2)
     refresh(make_pipeline(settings))
-    low = {p.partition: end - 3 for p, end in make_pipeline(settings).source.snapshot().latest.items()}
+    low = {p.number: end - 3 for p, end in make_pipeline(settings).source.snapshot().latest.items()}
     expire(settings, low)
     gone = {table: sum(o < low[p] for _, p, o in coordinates(settings, table)) for table in (BRONZE, QUARANTINE)}
     protected = make_settings()

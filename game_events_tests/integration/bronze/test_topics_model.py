@@ -15,12 +15,13 @@ from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS, 
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.source import Source, SourceSnapshot, Split
+from game_events.sources.source import Partition, SourceSnapshot
+from game_events.workers.results import StagedRows
 from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
+from game_events_tests.support.sources import ScriptedSource
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
 POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")
@@ -30,15 +31,15 @@ class Killed(Exception):  # noqa: N818 - what SIGKILL would be
     """The run ended here."""
 
 
-class Broker(Source):
-    """Split -> its end; splits of topics that were deleted are gone."""
+class Broker(ScriptedSource):
+    """Partition -> its end; splits of topics that were deleted are gone."""
 
     def __init__(self):
         self.ends, self.ids = {}, iter(IDS)
 
     def make(self, topic, partitions):
         topic_id = next(self.ids)
-        self.ends |= {Split(topic, topic_id, number): 0 for number in range(partitions)}
+        self.ends |= {Partition(topic, topic_id, number): 0 for number in range(partitions)}
 
     def snapshot(self, **_):
         return SourceSnapshot(dict.fromkeys(self.ends, 0), dict(self.ends))
@@ -71,10 +72,10 @@ class World:
         good, bad = [], []
         for split, end in part.end.items():
             for offset in range(part.start[split], end):
-                row = dict(zip(COORDINATES, (split.topic_id, split.partition, offset), strict=True)) | {"_batch": batch}
+                row = dict(zip(COORDINATES, (split.topic_id, split.number, offset), strict=True)) | {"_batch": batch}
                 if offset % 3:
                     good.append(row)
-                elif offset not in decided.get((split.topic_id, split.partition), ()):
+                elif offset not in decided.get((split.topic_id, split.number), ()):
                     bad.append(row | {"layer": "bronze"})
         files = []
         for table, schema, rows in (
@@ -82,7 +83,7 @@ class World:
             (pipeline.quarantine, QUARANTINE_COLUMNS, bad),
         ):
             files.append(staged(table, pa.Table.from_pylist(rows, schema=schema)))
-        return StageResult(*files, set(), set(), Counter())
+        return StagedRows(*files, set(), set(), Counter())
 
     def run(self):
         report = RunReport()
@@ -140,7 +141,7 @@ def test_whatever_happens_between_topics_every_record_is_there_once(tmp_path, mo
     world.meanwhile, world.dies_at = [], None
     report = world.run()
     ends = world.broker.ends
-    assert world.held() == Counter((split.topic_id, split.partition, o) for split, end in ends.items() for o in range(end))
+    assert world.held() == Counter((split.topic_id, split.number, o) for split, end in ends.items() for o in range(end))
     assert sum(report.lag.values()) == 0
     continuous = offsets_continuous(world.pipeline())
     assert continuous.passed, continuous.summary

@@ -8,7 +8,7 @@ from game_events.cli.output import Output
 from game_events.config.settings import load_settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.plugins.local import demo
-from game_events.plugins.local.init import _GOLD_COLUMNS
+from game_events.plugins.local.demo import _GOLD_COLUMNS
 from game_events.plugins.local.producer.messages import MessageShape
 
 OPTIONS = ("--domain", "weather", "--entity", "station", "--key", "sensor_id", "--time", "measured_at")

@@ -22,7 +22,7 @@ from game_events.errors import ConfigurationError
 from game_events.jvm.private_folders import private_folder, process_temporary_folder
 from game_events.plugins.local.servers.connect_server import PrivateSocket
 from game_events.plugins.local.servers.server_process import ServerProcess
-from game_events.plugins.local.spark_server import WarmSpark
+from game_events.plugins.local.up import WarmSpark
 from game_events.spark.config import DAEMON
 from game_events.spark.connect import CONNECT_MODE, close_session
 from game_events.spark.session import new_session

@@ -12,7 +12,7 @@ import pytest
 from game_events.errors import ConfigurationError, LostFileError, TransientError
 from game_events.lakehouse.storage import storage_error
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events_tests.support.reconciliation import count

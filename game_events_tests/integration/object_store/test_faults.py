@@ -13,10 +13,10 @@ from game_events.lakehouse.storage import explain
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.runs.preflight import environment_checks, run_checks
 from game_events.pipeline.runs.refresh import refresh
 from game_events.spark.failures import ALL_CARRIERS
+from game_events.workers.fanout import FanOut
 from game_events_tests.support.reconciliation import assert_books_balance
 from game_events_tests.support.servers.object_store import BUCKET, SECRET, ObjectStore
 from game_events_tests.support.worker_jobs import run

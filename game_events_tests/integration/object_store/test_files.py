@@ -15,7 +15,7 @@ from game_events.lakehouse.data.staging import StagedFile, discard, file_system,
 from game_events.lakehouse.maintenance import first_groups, outdated_files, renew
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.quarantine import ResetList, forget, keep, read_list
-from game_events.sources.source import Split
+from game_events.sources.source import Partition
 from game_events_tests.support.edge_values import earlier_release, handle_of
 from game_events_tests.support.servers.object_store import ObjectStore
 from game_events_tests.support.tables import put
@@ -41,7 +41,7 @@ def test_a_file_of_many_parts_is_the_rows_that_were_written(tables_only: Setting
 @pytest.mark.parametrize("files", [0, 3, 20_000])
 def test_the_list_of_a_full_refresh_is_kept_whatever_its_length(files: int, tables_only: Settings) -> None:
     table = Lakehouse.of(tables_only).table("quarantine_events")
-    ends = {Split("topic", "its id", 0): 5}
+    ends = {Partition("topic", "its id", 0): 5}
     listed = ResetList(3, ends, [StagedFile("q", f"part-{n}.parquet", 1, 1, "{}") for n in range(files)])
     keep(table, 7, listed)
     assert read_list(table, 7) == listed

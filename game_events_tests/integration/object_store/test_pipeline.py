@@ -20,7 +20,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
-from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.catalog.sql import TablesSql
 from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
 from game_events_tests.support.servers.object_store import BUCKET, ObjectStore

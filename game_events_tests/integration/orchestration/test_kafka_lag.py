@@ -10,8 +10,8 @@ from deltalake import write_deltalake
 
 from game_events.config.settings import load_settings
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import Memory, build_kafka_lag, build_new_games, to_add
-from game_events.pipeline.monitoring import read_lag
+from game_events.orchestration.sensors import Memory, build_sensor, to_add
+from game_events.pipeline.lag import read_lag
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events.sources.kafka.client import ensure_topic
@@ -48,7 +48,7 @@ def skipped(found):
 
 @pytest.fixture
 def tick(instance, environment):  # noqa: ARG001 - the sensor reads it
-    return Ticks(build_kafka_lag(Graph.of()), instance)
+    return Ticks(build_sensor("kafka_lag", Graph.of()), instance)
 
 
 def wave(*games, **options):
@@ -140,7 +140,7 @@ def test_a_new_bronze_that_starts_at_the_end_is_made_before_records_are_missed(t
 
 
 def test_games_made_elsewhere_become_partitions_and_names_that_are_none_do_not(instance, environment):
-    tick = Ticks(build_new_games(Graph.of()), instance)
+    tick = Ticks(build_sensor("new_games", Graph.of()), instance)
     assert "every game of the lakehouse is a partition" in skipped(tick())
     for name in ("silver_rummy_events", "silver_unified_events", "silver_Bad Name_events", "gold_chess_player_agg"):
         write_deltalake(f"{environment.lakehouse}/{name}", pa.table({"a": [1]}))

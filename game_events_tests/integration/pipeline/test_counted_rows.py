@@ -13,9 +13,10 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import CountedRows, GameRows
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.reconcile import Reconciliation, count_later, reconcile
+from game_events.pipeline.checks.reconcile import Reconciliation, count_rows, reconcile
 from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, check_after_run
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
@@ -24,6 +25,7 @@ from game_events.pipeline.runs.refresh import refresh, replay_and_refresh, selec
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.plugins.governance.run import erase
 from game_events_tests.conftest import MakePipeline, MakeSettings
+from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.quality import Event, rule, send_events
 
 POSITIVE = rule("positive", "amount > 0", "quarantine")
@@ -74,15 +76,24 @@ def test_each_run_counts_its_own_rows_and_comes_to_what_a_count_of_all_rows_come
     assert in_run.covers == NEW
 
 
-def test_a_spark_job_for_many_rows_counts_what_this_process_counts_of_a_few(pipeline: Pipeline) -> None:
-    for number in (1, 2):
-        after_a_run(pipeline, Event("uno", number), Event("go", -1), Event("", 1), Event("uno", number))
+def test_a_job_counts_the_rows_of_later_batches_by_what_silver_has_of_them(pipeline: Pipeline) -> None:
+    rows = [("uno", 1), ("uno", 2), ("uno", 3), ("go", 2), ("go", 3), ("left out", 2), ("uno", None)]
+    names, batches = zip(*rows, strict=True)
+    put(pipeline.bronze, {"game_name": names, "_batch": pa.array(batches, pa.int64())})
     bronze = pipeline.bronze.open()
     assert bronze is not None
-    for above, rows in ((0, 8), (1, 4), (2, 0)):
-        here = count_later(pipeline, bronze, above)
-        assert sum(here.values()) == rows
-        assert count_later(pipeline, bronze, above, few_rows=-1) == here
+    decisions = Decisions(pipeline.quarantine, None, "bronze")
+    found = count_rows(pipeline, bronze, decisions, {"uno": 3, "go": 1}, 2, above=1)
+    assert found.rows == {"uno": 2, "go": 2, None: 1}
+    assert +found.pending == {"go": 2}
+    assert +found.settled == {"uno": 1, None: 2}, "rows that their game lacks are left out by the settings: of no game"
+    assert count_rows(pipeline, bronze, decisions, {"uno": 3}, 3, above=3).rows == {}
+
+
+def test_rows_of_no_selected_message_type_belong_to_no_game(pipeline: Pipeline) -> None:
+    bronze = put(pipeline.bronze, {"_batch": [1, 2, 2]})
+    found = count_rows(pipeline, bronze, Decisions(pipeline.quarantine, None, "bronze"), {"uno": 3}, 2, above=1)
+    assert found.rows == found.settled == {None: 2}
 
 
 def test_rows_that_were_counted_and_tables_of_games_without_news_are_not_read_again(pipeline: Pipeline) -> None:

@@ -16,8 +16,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import hashes_of
-from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.erased_people import add_people, finish_people, hashes_of
 from game_events.plugins.governance.run import erase
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.servers.registry_proxy import registry_proxy
@@ -197,7 +196,7 @@ def test_runs_beside_an_erasure_lose_nothing_and_bring_nobody_back(few_jobs, mak
     # The other way round: a run is at work while files without the gamer's rows wait for their commit.
     events += wave(settings)
     with monkeypatch.context() as patch:
-        happened = at_point(patch, "forget_staged", lambda: refresh(make_pipeline(settings)))
+        happened = at_point(patch, "erase_staged", lambda: refresh(make_pipeline(settings)))
         forgotten(make_pipeline(settings), "gamer-of-before")
     assert happened
     forgotten(make_pipeline(settings))
@@ -225,7 +224,7 @@ def test_records_that_decode_only_later_are_kept_out_of_bronze_and_go_from_quara
         events = wave(settings)
         load_bronze(make_pipeline(hidden), RunReport())
         assert count(settings, "quarantine_events") == len(events)
-        add_suppressed(make_pipeline(settings).lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({GONE})), "run")
+        add_people(make_pipeline(settings).lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({GONE})), "run")
     report = refresh(make_pipeline(settings))
     assert report.suppressed == len(events) - len(kept(events))
     assert_sound(make_pipeline(settings))
@@ -234,8 +233,8 @@ def test_records_that_decode_only_later_are_kept_out_of_bronze_and_go_from_quara
     assert_nothing_to_do(settings, make_pipeline)
     # The same of rows that a redecode recognises: those that a rule has rejected go from quarantine, too.
     lakehouse = make_pipeline(settings).lakehouse
-    finish_suppressed(lakehouse, hashes_of(KEY.encode(), frozenset({GONE})))
-    add_suppressed(lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({STAYS})), "run")
+    finish_people(lakehouse, hashes_of(KEY.encode(), frozenset({GONE})))
+    add_people(lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({STAYS})), "run")
     assert rejected(settings)
     report = RunReport()
     redecode(make_pipeline(settings), report)
@@ -248,7 +247,7 @@ def test_without_the_key_or_with_another_one_nothing_is_read_and_nobody_is_forgo
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
         erase(make_pipeline(keyless), RunReport(), frozenset({GONE}))
     send_events(keyless, [Event("chess")])
-    add_suppressed(make_pipeline(keyless).lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({GONE})), "run")
+    add_people(make_pipeline(keyless).lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({GONE})), "run")
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
         refresh(make_pipeline(keyless))
     other = make_settings(erasure_key=KEY[::-1])

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from game_events.config.settings import Settings
 from game_events.lakehouse.maintenance import ReplacedFiles, orphans
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import fanout as one_pass_module
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout import one_pass as one_pass_module
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun, refresh, selection_of
 from game_events.plugins.governance.run import erase
+from game_events.workers import fanout as worker_module
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.faults import Write, at_commit
 from game_events_tests.support.reconciliation import rows
@@ -239,8 +240,8 @@ def test_new_names_without_room_are_left_in_bronze_as_by_silvers_own_job(
 def other_columns(patch: pytest.MonkeyPatch, work: Pipeline) -> None:
     """Silver would have other columns than bronze's workers have written."""
     del work
-    real = one_pass_module.bronze_schema
-    patch.setattr(one_pass_module, "bronze_schema", lambda columns: real(columns).remove(len(real(columns)) - 1))
+    real = worker_module.bronze_schema
+    patch.setattr(worker_module, "bronze_schema", lambda columns: real(columns).remove(len(real(columns)) - 1))
 
 
 def no_partial_rows(patch: pytest.MonkeyPatch, work: Pipeline) -> None:

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.pipeline_settings import DEFAULT_GAMES
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import offsets
 from game_events.pipeline.checks.reconcile import reconcile
@@ -20,6 +19,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.local.producer.produce import produce, produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
+from game_events.plugins.local.settings import DEFAULT_GAMES
 from game_events_tests.support.offsets import by_partition
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, gold, rows
 from game_events_tests.support.worlds.topic import own_settings

@@ -95,7 +95,7 @@ def test_a_wide_table_of_before_stays_as_it_is_until_its_rows_are_replaced(send,
     settings = make_settings()
     send(("Played", "uno", "ann", {"level": 3}), ("Paid", "shop", "ann", {"amount": 2.5}))
     with monkeypatch.context() as earlier:
-        earlier.setattr("game_events.pipeline.fanout.job.ColumnChoice.of", lambda *_: None)
+        earlier.setattr("game_events.workers.fanout.ColumnChoice.of", lambda *_: None)
         refresh(make_pipeline(settings))
     assert decoded(settings, "uno") == [*PLAYED, *PAID]
     send(("Played", "uno", "bob", {"level": 4}))

@@ -8,13 +8,13 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import paths
-from game_events.pipeline.fanout import job
-from game_events.pipeline.fanout.job import Routing
+from game_events.pipeline import fanout
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.pipeline.silver.stage import SilverInput, Staging
+from game_events.workers.fanout import Routing
 from game_events_tests.integration.gold.test_new_rows import VALUES
 from game_events_tests.support.tables import put
 
@@ -52,12 +52,12 @@ def contents(lakehouse, games):
 def test_rows_of_every_type_are_the_same_by_spark_and_by_workers(make_settings, make_pipeline, monkeypatch, tmp_path, how_many):
     many, shared = how_many != "one task", how_many == "tasks that share the games"
     if shared:
-        monkeypatch.setattr(job, "MOST_OF_ONE_GAME", 100)
+        monkeypatch.setattr(fanout, "MOST_OF_ONE_GAME", 100)
     if many:
-        for part in (job, stage):
+        for part in (fanout, stage):
             monkeypatch.setattr(part, "TASK_ROWS", 100)
-        monkeypatch.setattr(job, "MIN_ROWS_UNSHUFFLED", 1)
-        monkeypatch.setattr(job, "FILE_ROWS", 1)
+        monkeypatch.setattr(fanout, "MIN_ROWS_UNSHUFFLED", 1)
+        monkeypatch.setattr(fanout, "FILE_ROWS", 1)
     by_workers, asked = [], Staging.file_rows
     monkeypatch.setattr(Staging, "file_rows", lambda *given: by_workers.append(asked(*given)) or by_workers[-1])
     found = {}

@@ -13,8 +13,8 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.pipeline.fanout import job
-from game_events.pipeline.quality import validation
+from game_events.pipeline import fanout
+from game_events.pipeline.quality import rules as module
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -152,12 +152,12 @@ def test_random_rows_of_every_type_are_judged_alike(
     random = Random(f"{tasks} {actions}")  # noqa: S311 - a test's choices
     first, second, rules = batch(random, 1, 200), batch(random, 2, 300), choose(random, *actions)
     if tasks != "one task":
-        for part in (job, stage):
+        for part in (fanout, stage):
             monkeypatch.setattr(part, "TASK_ROWS", 100)
-        monkeypatch.setattr(job, "MIN_ROWS_UNSHUFFLED", 1)
-        monkeypatch.setattr(job, "FILE_ROWS", 1)
+        monkeypatch.setattr(fanout, "MIN_ROWS_UNSHUFFLED", 1)
+        monkeypatch.setattr(fanout, "FILE_ROWS", 1)
     if tasks == "tasks that share the games":
-        monkeypatch.setattr(job, "MOST_OF_ONE_GAME", 100)
+        monkeypatch.setattr(fanout, "MOST_OF_ONE_GAME", 100)
     used, find = [], stage.find_violations
     monkeypatch.setattr(stage, "find_violations", lambda *given: used.append(find(*given)) or used[-1])
     found = {}
@@ -187,7 +187,7 @@ def test_random_rows_of_every_type_are_judged_alike(
 def test_where_too_many_rows_violate_rules_spark_sends_all_rows_as_if_there_were_no_other_way(
     make_settings, make_pipeline, monkeypatch
 ):
-    monkeypatch.setattr(validation, "MOST_VIOLATIONS", 9)
+    monkeypatch.setattr(module, "MOST_VIOLATIONS", 9)
     found, find = [], stage.find_violations
     monkeypatch.setattr(stage, "find_violations", lambda *given: found.append(find(*given)) or found[-1])
     for count in (9, 10):

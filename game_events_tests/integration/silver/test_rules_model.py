@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.fanout.job import FanOut
-from game_events.pipeline.quality.judging import (
-    APART,
+from game_events.pipeline.replay_selection import ReplaySelection
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
+from game_events.rules import Rule
+from game_events.workers.fanout import FanOut
+from game_events.workers.rules import (
     BITS,
     DISPOSITION,
     DROP,
@@ -24,13 +27,10 @@ from game_events.pipeline.quality.judging import (
     KEEP,
     READMIT,
     REJECT,
+    RULE_RESULT,
     RuleColumns,
-    RuleSplit,
+    RuleOutcome,
 )
-from game_events.pipeline.replay_selection import ReplaySelection
-from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
-from game_events.rules import Rule
 from game_events_tests.support.worker_jobs import run
 from game_events_tests.support.worlds.quality import Event, assert_sound, in_silver, rejected, rule, send_events
 from game_events_tests.support.worlds.waves import power_cut_at
@@ -150,7 +150,7 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
     # A rejected row violates a rule that rejects.
     rows = [(game, bits | (1 << 66 if fate == REJECT else 0), fate) for game, bits, fate in rows]
     schema = pa.schema([("game", pa.string()), *((f.name, f.type) for f in OWN_COLUMNS if f.name not in BRONZE_ONLY)])
-    split = RuleSplit(RuleColumns(rules, "game"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), run_id="me")
+    split = RuleOutcome(RuleColumns(rules, "game"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), run_id="me")
     numbers = range(len(rows))
     columns = {
         "game": pa.array([r[0] for r in rows], pa.string()),
@@ -166,7 +166,7 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
     table = pa.table(columns)
     size = max(1, -(-len(rows) // cuts))
     batches = [b for n in range(0, len(rows), size) for b in table.slice(n, size).combine_chunks().to_batches()]
-    result = run(FanOut(lakehouse, "silver", "game", schema, split=split), batches)
+    result = run(FanOut(lakehouse, "silver", "game", schema, outcome=split), batches)
     counts = result.counts
     kept, out = (
         {
@@ -196,7 +196,7 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
 def test_rows_that_only_tell_what_rules_say_are_counted_and_rejected_but_never_written(tmp_path):
     lakehouse = Lakehouse(str(tmp_path))
     rules = (Rule(name="positive", sql="x > 0", action="quarantine"), Rule(name="noted", sql="n IS NOT NULL"))
-    split = RuleSplit(RuleColumns(rules, "game"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), apart=True)
+    split = RuleOutcome(RuleColumns(rules, "game"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), apart=True)
     schema = pa.schema([("game", pa.string()), ("_kafka_offset", pa.int64()), ("made", pa.int64())])
     # Offsets 0 to 2 are judged; a transformation made two rows of 0 and none of 2.
     columns = {
@@ -205,13 +205,13 @@ def test_rows_that_only_tell_what_rules_say_are_counted_and_rejected_but_never_w
         "made": pa.array([None, None, None, 10, 20], pa.int64()),
         "_violated_0": pa.array([0, 1, 2, None, None], pa.int64()),
         DISPOSITION: pa.array([KEEP, REJECT, KEEP, None, None], pa.int32()),
-        APART: pa.array([True, True, True, False, False]),
+        RULE_RESULT: pa.array([True, True, True, False, False]),
         "_raw_value": pa.array([None, b"1", None, None, None], pa.binary()),
     }
     for name in BRONZE_ONLY:
         columns.setdefault(name, pa.nulls(5, OWN_COLUMNS.field(name).type))
     columns["_kafka_headers"] = pa.array([[], [], [], None, None], OWN_COLUMNS.field("_kafka_headers").type)
-    task = FanOut(lakehouse, "silver", "game", schema, split=split)
+    task = FanOut(lakehouse, "silver", "game", schema, outcome=split)
     result = run(task, pa.table(columns).to_batches())
     (written,), (rejected_file,) = result.files["uno"], result.rejected["uno"]
     assert pq.read_table(f"{lakehouse.silver('uno').uri}/{written.path}").column("made").to_pylist() == [10, 20]

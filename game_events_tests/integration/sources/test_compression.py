@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.factory import make_source
 from game_events.sources.source import MicroBatch
 from game_events_tests.support.sources import records
 from game_events_tests.support.worlds.topics import make_topic
@@ -22,6 +22,6 @@ def test_records_packed_by_any_codec_are_read_as_they_were_sent(settings):
             producer.produce(settings.kafka_topic, value, partition=0)
         assert producer.flush(60) == 0
         sent += values
-    source = KafkaSource(settings)
+    source = make_source(settings)
     now = source.snapshot()
     assert [row["value"] for row in records(source, MicroBatch(now.earliest, now.latest))] == sent

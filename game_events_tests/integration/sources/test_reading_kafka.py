@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import Producer
 
 from game_events.errors import ConflictError, GameEventsError
+from game_events.sources.factory import make_source
 from game_events.sources.kafka import reader
 from game_events.sources.kafka.reader import KeptConsumer, planned_ranges
-from game_events.sources.kafka.source import KafkaSource
 from game_events.sources.source import MicroBatch
 from game_events_tests.support.sources import records, rows_of
 from game_events_tests.support.waiting import until
@@ -53,9 +53,9 @@ def send(settings, count, partitions=1, size=10):
 def test_a_micro_batch_of_many_partitions_is_read_once_in_any_division_into_tasks(settings):
     make_topic(settings, 100)
     send(settings, 30, 100)
-    source = KafkaSource(settings)
+    source = make_source(settings)
     part = all_of(source)
-    start = {split: split.partition % 7 for split in part.start}
+    start = {split: split.number % 7 for split in part.start}
     whole = source.reading(replace(part, start=start))
     wanted = [(p, n) for p in range(100) for n in range(p % 7, 30)]
     for size in (10**6, 1_000, 17):
@@ -68,7 +68,7 @@ def test_records_of_aborted_transactions_and_markers_are_passed_also_at_the_end(
     make_topic(settings)
     put(settings, [b"0"])
     aborted = transaction(settings, [Event("uno", n) for n in range(3)])  # offsets 1 to 3
-    source = KafkaSource(settings)
+    source = make_source(settings)
     aborted.abort_transaction(30)
     until(lambda: end_of(source) == 5)  # a broker writes markers after its answer
     put(settings, [b"5"])
@@ -89,7 +89,7 @@ def test_records_of_aborted_transactions_and_markers_are_passed_also_at_the_end(
 def test_records_that_are_deleted_between_plan_and_reading_are_a_conflict_and_the_next_plan_is_read(settings):
     make_topic(settings, 2)
     send(settings, 20, 2)
-    source = KafkaSource(settings)
+    source = make_source(settings)
     part = all_of(source)
     reading = source.reading(part)
     expire(settings, {1: 5})
@@ -101,7 +101,7 @@ def test_records_that_are_deleted_between_plan_and_reading_are_a_conflict_and_th
 def test_a_topic_that_is_made_anew_between_two_micro_batches_is_read_by_the_kept_consumer(settings, kept):
     make_topic(settings)
     send(settings, 10)
-    source = KafkaSource(settings)
+    source = make_source(settings)
     assert len(records(source, all_of(source))) == 10
     first = kept.consumer
     make_anew(settings)
@@ -114,7 +114,7 @@ def test_a_topic_that_is_made_anew_between_two_micro_batches_is_read_by_the_kept
 def test_a_topic_that_is_made_anew_between_plan_and_reading_is_noticed(settings, more):
     make_topic(settings)
     send(settings, 10)
-    source = KafkaSource(settings)
+    source = make_source(settings)
     part = all_of(source)
     rows_of(source.reading(part))
     make_anew(settings)
@@ -132,7 +132,7 @@ def test_a_topic_that_is_made_anew_between_plan_and_reading_is_noticed(settings,
 def test_a_topic_that_is_deleted_between_plan_and_reading_is_an_error(settings):
     make_topic(settings)
     send(settings, 10)
-    source = KafkaSource(settings)
+    source = make_source(settings)
     part = all_of(source)
     rows_of(source.reading(part))
     client = admin(settings)  # without a name it would be gone before it has its answer

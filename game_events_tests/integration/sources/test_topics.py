@@ -12,7 +12,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_lost, offsets_unique
-from game_events.pipeline.monitoring import read_lag
+from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture
@@ -103,7 +103,7 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
     put(other, EVENT * 6)
     report = load(make_pipeline(both))
     assert (len(report.batches), report.notices) == (3, [])
-    assert {(p.topic, p.partition): at for p, at in report.offsets.items()} == {
+    assert {(p.topic, p.number): at for p, at in report.offsets.items()} == {
         (one.kafka_topic, 0): (3, 9),
         (other.kafka_topic, 0): (4, 10),
     }

@@ -24,7 +24,7 @@ DEADLY = """
 import faulthandler
 
 from game_events.decoding.decoder import BatchDecoder
-from game_events.pipeline.bronze.worker import BronzeTask
+from game_events.workers.decode import BronzeTask
 
 decode = BatchDecoder.decode
 

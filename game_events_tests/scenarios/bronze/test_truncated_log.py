@@ -12,11 +12,11 @@ from game_events.errors import DataError
 from game_events.jvm import jars
 from game_events.jvm.java import find_java
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.server_process import HOST, Ports, free_ports, stop
+from game_events.workers.results import StagedRows
 from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.topics import make_topic, put
@@ -40,7 +40,7 @@ class OwnBroker:
 
 
 def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_stops_the_run(tmp_path, stack, monkeypatch):
-    stage_by_hand(monkeypatch, lambda *_: StageResult([], [], set(), set(), Counter()))
+    stage_by_hand(monkeypatch, lambda *_: StagedRows([], [], set(), set(), Counter()))
     broker = OwnBroker(tmp_path / "broker")
     settings = load_settings(
         kafka_bootstrap_servers=f"{HOST}:{broker.ports.kafka}",

@@ -26,7 +26,7 @@ from game_events.plugins.local.producer.produce import produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.plugins.local.servers import connect_server
 from game_events.plugins.local.servers.server_process import ServerProcess
-from game_events.plugins.local.spark_server import WarmSpark
+from game_events.plugins.local.up import WarmSpark
 from game_events.spark.config import packed, ship_code
 from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect, is_session_lost
 from game_events_tests.support.fixtures.dagster import environment, instance, runs  # noqa: F401 - fixtures
@@ -92,7 +92,7 @@ def test_workers_of_a_server_elsewhere_run_the_clients_code(spark):  # noqa: ARG
     def look(batches):
         import pyarrow as pa  # noqa: PLC0415
 
-        from game_events.pipeline.fanout import job as fan_out  # noqa: PLC0415
+        from game_events.workers import fanout as fan_out  # noqa: PLC0415
 
         yield from (pa.RecordBatch.from_pydict({"file": [fan_out.__file__]}) for _ in batches)
 

@@ -34,7 +34,7 @@ def test_workers_run_the_drivers_code_and_the_users_and_none_that_lies_about_on_
         import pyarrow as pa  # noqa: PLC0415
         import users_helper  # noqa: PLC0415
 
-        from game_events.pipeline.fanout import job as fan_out  # noqa: PLC0415
+        from game_events.workers import fanout as fan_out  # noqa: PLC0415
 
         rows = sum(batch.num_rows for batch in batches)
         seen = [fan_out.__file__, str(Path.cwd()), os.environ.get("PYTHONPATH", ""), os.environ.get("HOME", "")]

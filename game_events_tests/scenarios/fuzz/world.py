@@ -19,10 +19,9 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import group
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline import maintenance
+from game_events.pipeline import fanout, maintenance
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout import job
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold import execute
 from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
@@ -42,13 +41,13 @@ KEY = "0123456789abcdef0123456789abcdef"
 TINY = Sizes(read_rows=5, read_whole_bytes=7_000, row_group_rows=6, sent_rows=7, sorted_rows=11)
 #: The same for what only the driver decides.
 TINY_IN_DRIVER: tuple[tuple[object, str, float], ...] = (
-    (job, "TASK_ROWS", 20),
+    (fanout, "TASK_ROWS", 20),
     (stage, "TASK_ROWS", 20),
-    (job, "MOST_TASK_ROWS", 40),
-    (job, "FILE_ROWS", 4),
-    (job, "MAX_FILES_UNSHUFFLED", 12),
-    (job, "MIN_ROWS_UNSHUFFLED", 2),
-    (job, "MOST_OF_ONE_GAME", 2.0),
+    (fanout, "MOST_TASK_ROWS", 40),
+    (fanout, "FILE_ROWS", 4),
+    (fanout, "MAX_FILES_UNSHUFFLED", 12),
+    (fanout, "MIN_ROWS_UNSHUFFLED", 2),
+    (fanout, "MOST_OF_ONE_GAME", 2.0),
     (execute, "TASK_ROWS", 15),
     (execute, "TASK_ROWS", 15),
     (execute, "ROW_S", 4e-4),

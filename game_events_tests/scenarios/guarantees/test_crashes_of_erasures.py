@@ -21,12 +21,12 @@ from game_events_tests.support.worlds.waves import assert_gold_follows_silver
 
 #: Every point of an erasure, once, with a detail where it has one.
 POINTS = (
-    "forget_listed",
-    "forget_quarantine_committed",
-    "forget_staged",
-    "forget_bronze_committed",
-    "forget_game_committed:1",
-    "forget_silver_committed",
+    "erase_listed",
+    "erase_quarantine_committed",
+    "erase_staged",
+    "erase_bronze_committed",
+    "erase_game_committed:1",
+    "erase_silver_committed",
 )
 
 
@@ -69,11 +69,11 @@ def test_an_erasure_that_is_killed_at_any_point_is_finished_by_the_same_command_
     assert found.passed, (found.summary(), found.metadata())
     assert_gold_follows_silver(settings, "chess", "go", "uno")
     # From the first point on nothing new of theirs comes in, and the next run does what was left to gold.
-    killed("forget_listed", STAYS)
+    killed("erase_listed", STAYS)
     send_events(settings, [Event("chess", 1, gamer=gamer) for gamer in (STAYS, "gamer-0", "somebody")])
     report = refresh(make_pipeline(settings))
     assert (report.suppressed, report.rows("bronze")) == (2, 1)
-    killed("forget_silver_committed", STAYS)
+    killed("erase_silver_committed", STAYS)
     refresh(make_pipeline(settings))
     assert_sound(make_pipeline(settings))
     assert rows(settings, "gold_unified_player_agg", "SELECT gamer_id FROM t") == [("somebody",)]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
-from game_events_tests.unit.pipeline.test_metastore import make
+from game_events_tests.unit.plugins.catalog.test_registration import make
 
 #: For each line: in a session of its own, registers what runs have made, of each lakehouse twice, then asks for tables by name.
 STEPS = """

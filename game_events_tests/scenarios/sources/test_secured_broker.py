@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError
 from game_events.pipeline.runs.refresh import refresh
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.factory import make_source
 from game_events.sources.source import MicroBatch
 from game_events_tests.support.offsets import by_partition, splits
 from game_events_tests.support.reconciliation import count
@@ -48,7 +48,7 @@ def topic(broker, make_settings):
 def test_every_mechanism_serves_the_driver_and_sparks_workers_and_no_plan_shows_the_password(broker, topic, spark, tls, capsys):
     for mechanism in MECHANISMS:
         settings = topic(broker.tls if tls else broker.sasl, broker.options(mechanism, tls=tls))
-        found = KafkaSource(settings)
+        found = make_source(settings)
         now = found.snapshot()
         assert by_partition(now.latest) == {0: 3}
         rows = read_by_workers(spark, found, MicroBatch(now.earliest, now.latest))
@@ -64,7 +64,7 @@ def test_a_broker_that_wants_a_clients_certificate_serves_driver_and_workers_and
     broker, topic, spark, how, capsys
 ):
     settings = topic(broker.mutual, broker.with_certificate(how))
-    found = KafkaSource(settings)
+    found = make_source(settings)
     now = found.snapshot()
     assert by_partition(now.latest) == {0: 3}
     rows = read_by_workers(spark, found, MicroBatch(now.earliest, now.latest))
@@ -84,7 +84,7 @@ def test_a_client_without_its_certificate_or_the_password_of_its_key_is_told_so_
         "wrong password of the store": broker.with_certificate("pkcs12", "wr0ng-one"),
     }[how]
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaSource(topic(broker.mutual, options), timeout_s=5).snapshot()
+        make_source(topic(broker.mutual, options), 5).snapshot()
     assert "wr0ng-one" not in str(caught.value)
 
 
@@ -103,7 +103,7 @@ def test_a_login_that_may_use_no_group_reads_and_learns_which_leader_wrote_the_l
         client.list_consumer_group_offsets([group])["game_events"].result(30)
     # The error and its traceback hold each other, and this frame: the client would outlive the broker, and say so on stderr.
     del client
-    source = KafkaSource(settings)
+    source = make_source(settings)
     now = source.snapshot()
     assert source.epochs_before(now, now.latest) == now.epochs
     assert len(records(source, MicroBatch(now.earliest, now.latest))) == 3
@@ -113,7 +113,7 @@ def test_a_login_that_may_use_no_group_reads_and_learns_which_leader_wrote_the_l
 def test_a_wrong_password_is_a_configuration_error_that_does_not_repeat_it(broker, topic, mechanism):
     settings = topic(broker.sasl, broker.options(mechanism, tls=False, **WRONG))
     with pytest.raises(ConfigurationError, match=r"(?i)authentication.*check GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        KafkaSource(settings, timeout_s=5).snapshot()
+        make_source(settings, 5).snapshot()
     assert "wr0ng-one" not in str(caught.value)
 
 
@@ -124,7 +124,7 @@ def test_a_broker_whose_certificate_nobody_trusts_or_that_has_another_name_is_re
     del options["ssl.ca.location"]
     for settings in (strange, by_number, topic(broker.tls, options)):
         with pytest.raises(ConfigurationError, match=r"(?i)ssl.*certificate.*check GAME_EVENTS_KAFKA_OPTIONS"):
-            KafkaSource(settings, timeout_s=5).snapshot()
+            make_source(settings, 5).snapshot()
 
 
 @pytest.mark.parametrize("wrong", ["password", "authority", "name"])
@@ -134,6 +134,6 @@ def test_sparks_workers_refuse_too_by_themselves_and_say_no_password(broker, top
     settings = topic(where, broker.options("PLAIN", tls=True, **more))
     part = MicroBatch(*(splits(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
     with pytest.raises((PySparkException, Py4JJavaError), match=r"ConfigurationError.*GAME_EVENTS_KAFKA_OPTIONS") as caught:
-        read_by_workers(spark, KafkaSource(settings), part).count()
+        read_by_workers(spark, make_source(settings), part).count()
     assert "wr0ng-one" not in str(caught.value)
     assert PASSWORD not in str(caught.value)

@@ -20,13 +20,15 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, staged
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass, SecondStage
-from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
+from game_events.pipeline.fanout import OnePass
+from game_events.sources.source import MicroBatch, Offsets, Partition, SourceSnapshot
+from game_events.workers.fanout import SecondStage
+from game_events.workers.results import StagedRows
 from game_events_tests.support.pipelines import reading, stage_by_hand
+from game_events_tests.support.sources import ScriptedSource
 
-LANE = Split("t", "A" * 21 + "A", 0)
+LANE = Partition("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.
 UNKNOWN = "UNKNOWN_SCHEMA"
 
@@ -42,7 +44,7 @@ class Topic:
     """
 
     columns: dict[str, pa.DataType] = field(default_factory=dict)
-    records: dict[Split, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
+    records: dict[Partition, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
     expired: Offsets = field(default_factory=dict)
 
     def snapshot(self) -> SourceSnapshot:
@@ -50,14 +52,14 @@ class Topic:
         ends = {split: len(of) for split, of in self.records.items()}
         return SourceSnapshot({split: self.expired.get(split, 0) for split in ends}, ends)
 
-    def split(self, row: Mapping[str, Any]) -> Split:
+    def split(self, row: Mapping[str, Any]) -> Partition:
         """Where a row was read."""
         (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
         return found
 
 
 @dataclass
-class Reader(Source):
+class Reader(ScriptedSource):
     """The source as one run has it: what it makes of a record depends on the schemas that it knows.
 
     Attributes:
@@ -108,16 +110,16 @@ def stage_micro_batch(
     batch: int,
     decided: Any,
     one_pass: OnePass | None = None,
-) -> StageResult:
+) -> StagedRows:
     """For `staging.stage_micro_batch`: files of both tables; and those of silver, as the workers write them."""
     reader: Any = pipeline.source
     good, bad = [], []
     for split, end in part.end.items():
         for offset in range(part.start[split], end):
             record = reader.topic.records[split][offset]
-            row = dict(zip(COORDINATES, (split.topic_id, split.partition, offset), strict=True))
+            row = dict(zip(COORDINATES, (split.topic_id, split.number, offset), strict=True))
             row |= {"_kafka_topic": split.topic, "_batch": batch, "_schema_id": record["schema"], "_raw_value": b"x"}
-            if offset in decided.get((split.topic_id, split.partition), ()):
+            if offset in decided.get((split.topic_id, split.number), ()):
                 continue
             if record["schema"] in reader.schemas:
                 good.append(row | {k: v for k, v in record.items() if k in reader.topic.columns})
@@ -128,7 +130,7 @@ def stage_micro_batch(
     files = write(pipeline.bronze, bronze.bronze_schema(columns), good), write(pipeline.quarantine, QUARANTINE_COLUMNS, bad)
     if one_pass is not None:
         _write_silver(pipeline, handle, columns, good, one_pass)
-    return StageResult(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
+    return StagedRows(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
 
 
 def _write_silver(pipeline: Pipeline, handle: Any, columns: ColumnMap, rows: list[dict[str, Any]], one_pass: OnePass) -> None:

@@ -16,14 +16,16 @@ import pyarrow.parquet as pq
 from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import Layer, is_game, paths
-from game_events.pipeline.fanout.job import INVALID, OVER_LIMIT, FanOut, FanOutResult, spread, stage
-from game_events.pipeline.fanout.rows import OldRows
+from game_events.pipeline.fanout import spread, write_game_files
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
-from game_events.pipeline.quality.judging import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
+from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, _outcome
 from game_events.rules import Rule
+from game_events.workers.fanout import INVALID, OVER_LIMIT, FanOut
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import OldRows
+from game_events.workers.rules import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
 from game_events_tests.support.model.bronze import write
 from game_events_tests.support.worker_jobs import Rows
 
@@ -51,30 +53,30 @@ def violates(rule: Rule, n: int) -> bool:
 def stage_games(work: Staging) -> FanOutResult:
     """For `silver_isolated.stage_games`."""
     source, starts = work.source, work.starts
-    asked = [g for g, s in (starts or {}).items() if s.redecide or s.decided > s.begin]
+    asked = [g for g, s in (starts or {}).items() if s.judge_again or s.rejections_decided_to > s.read_after]
     held = set(_rejected(work.decisions, asked)) if asked else None
-    split = _split(source, held=bool(held))
+    split = _outcome(source, has_held_rows=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
     judged: list[dict[str, Any]] = []
     for row in rows:
-        start = Start(None, None, work.above) if starts is None else starts.get(row["game_name"])
+        start = GameStart(None, None, work.low_watermark) if starts is None else starts.get(row["game_name"])
         left_out = starts is None and row["game_name"] in work.left_out
-        if start is not None and row["_batch"] > start.begin and not left_out:
+        if start is not None and row["_batch"] > start.read_after and not left_out:
             judged.append(row | _judged(source.rules.rules, row, start, held or set()))
     if not judged:
         return FanOutResult()
     mask = [pa.field(name, pa.int64()) for name in source.rules.names]
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(DISPOSITION, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
-    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
+    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, outcome=split)
     found: Any = Rows(table.to_batches(max_chunksize=5))
-    return stage(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
+    return write_game_files(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
 
 
 def new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
     """For `silver.admission._new_names`."""
     rows = read_arrow(work.source.pipeline.bronze, work.source.handle, ["game_name", "_batch"]).to_pylist()
-    names = Counter(row["game_name"] for row in rows if row["_batch"] > work.above)
+    names = Counter(row["game_name"] for row in rows if row["_batch"] > work.low_watermark)
     new = {name: count for name, count in names.items() if name not in known | work.left_out}
     valid = {name: count for name, count in new.items() if is_game(name)}
     return valid, Counter({INVALID: sum(new.values()) - sum(valid.values()), OVER_LIMIT: sum(valid.values())})
@@ -92,7 +94,7 @@ def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
     return row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in games
 
 
-def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart]) -> Rewritten:
     """For `silver.commit.noted`."""
     assert decisions.handle is not None
     held = set(_rejected(decisions, list(starts)))
@@ -100,7 +102,9 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start])
     for row in read_arrow(source.pipeline.bronze, source.handle).to_pylist():
         if row["game_name"] in starts:
             place = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"])
-            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], decided=0), held)[DISPOSITION]
+            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], rejections_decided_to=0), held)[
+                DISPOSITION
+            ]
     rows, rewritten = [], set()
     for path in paths(decisions.handle):
         of_file = pq.read_table(f"{decisions.table.uri}/{path}").to_pylist()
@@ -114,10 +118,10 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start])
     return Rewritten(write(decisions.table, QUARANTINE_COLUMNS, rows), frozenset(rewritten))
 
 
-def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: set[tuple[int, int, str]]) -> dict[str, Any]:
+def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: GameStart, held: set[tuple[int, int, str]]) -> dict[str, Any]:
     broken = [bit for bit, rule in enumerate(rules) if violates(rule, row["n"])]
     rejected, dropped = (any(rules[bit].action == action for bit in broken) for action in ("quarantine", "drop"))
-    decided = row["_batch"] <= start.decided
+    decided = row["_batch"] <= start.rejections_decided_to
     is_held = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"]) in held
     if is_held and (decided or rejected or dropped):
         fate = HELD_BACK
@@ -156,5 +160,5 @@ def execute(
     lakehouse, files = run.pipeline.lakehouse, {game: plan.old.paths for game, plan in plans.items()}
     old = OldRows(lakehouse, run.aggregate.name, GAME, ("gamer_id",), AGGREGATE, files)
     task = FanOut(lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name, old=old)
-    result = stage(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
+    result = write_game_files(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
     return Staged(plans.keys(), result, AGGREGATE, RuleColumns.of((), "gold", GAME))

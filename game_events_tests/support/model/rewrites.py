@@ -20,9 +20,9 @@ from game_events.pipeline import reprocessing
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze.full_refresh import Expired
 from game_events.pipeline.bronze.load import bronze_schema
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import ResetList
+from game_events.workers.results import StagedRows
 from game_events_tests.support.model.bronze import write
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def stage_replay(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: reprocessing.ReplaySelection, batch: int, _: Any
-) -> StageResult:
+) -> StagedRows:
     """For `reprocessing._stage`."""
     reader: Any = pipeline.source
     here = str(bronze.metadata().id)
@@ -62,7 +62,7 @@ def stage_replay(
             left[row["reason"]] += 1
     types = {(row["_schema_id"], (0,)) for row in good}
     columns = pipeline.catalog.message_columns(None, types)  # type: ignore[arg-type]
-    return StageResult(write(pipeline.bronze, bronze_schema(columns), good), [], types, set(), left)
+    return StagedRows(write(pipeline.bronze, bronze_schema(columns), good), [], types, set(), left)
 
 
 def stage_notes(
@@ -84,7 +84,7 @@ def stage_notes(
 
 def stage_reset(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
     """For `quarantine_reset._stage`."""
-    ends = {(split.topic_id, split.partition): end for split, end in listed.ends.items()}
+    ends = {(split.topic_id, split.number): end for split, end in listed.ends.items()}
     rows = rows_at(pipeline.quarantine, (f.path for f in listed.files))
     for row in rows_at(pipeline.quarantine, sorted(rewritten)):
         *split, offset = place(row)

@@ -26,7 +26,7 @@ from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, path
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold import refresh as gold
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified

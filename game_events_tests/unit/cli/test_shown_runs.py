@@ -8,8 +8,9 @@ import typer
 from game_events.cli.dagster_run import JobResult, finish, show_run
 from game_events.cli.output import Output
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult, RuleCounts, SilverResult, TableReport
+from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
 from game_events.rules import Rule
+from game_events.workers.results import RuleCounts
 
 RULES = (
     Rule(name="noted", sql="note IS NOT NULL"),

@@ -131,7 +131,7 @@ def test_only_what_decides_its_values_is_part_of_an_aggregates_definition(load):
         ("@gold_aggregate('t')\ndef t(): return {'n': sum_of(' distinct(x)')}", 3, "mode='recompute'"),
         ("@gold_aggregate('t')\ndef t(): return {'n': count('/**/ -- a\\nDISTINCT x')}", 3, "mode='recompute'"),
         ("@gold_aggregate('t')\ndef t(): return {'_n': count()}", 3, "'_n'"),
-        ("@gold_aggregate('t', keys=['n'])\ndef t(): return {'N': count()}", 3, "keys included"),
+        ("@gold_aggregate('t', keys=['n'])\ndef t(): return {'N': count()}", 3, "'N' is used twice"),
         ("@gold_aggregate('t')\ndef t(): return 1 / 0", 3, "ZeroDivisionError"),
         ("gold_aggregate('t')(len)", 3, "plain function"),
         ("\n\nimport no_such_module", 5, "ModuleNotFoundError"),

@@ -19,7 +19,7 @@ from game_events.config.http_bounds import bounded
 from game_events.config.network import within
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import DataError, TransientError
-from game_events.pipeline import monitoring
+from game_events.orchestration import alerts
 from game_events.plugins.catalog import openlineage_events as lineage
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.up import _status
@@ -30,13 +30,12 @@ from game_events_tests.support.waiting import until
 #: Modules that make HTTP calls, with what bounds them.
 CLIENTS = {
     "schema_registry.py": "bounded",
-    "pipeline/monitoring.py": "bounded",
+    "orchestration/alerts.py": "bounded",
     "plugins/local/up.py": "bounded",
     "plugins/catalog/openlineage_events.py": "within",
     "plugins/local/servers/local_stack.py": "within",
     "plugins/local/producer/produce.py": "registry_client",
     "plugins/export/delivery.py": "ClientTimeout(total=",
-    "plugins/export/rate_limiter.py": "asyncio.timeout",
     "config/http_bounds.py": "within",
 }
 #: Modules that only serve by these.
@@ -49,8 +48,8 @@ def ask_registry(address):
 
 
 def send_alert(address):
-    alert = monitoring.Alert(id="1", event="run_failed", summary="x")
-    assert not monitoring.send(Settings(alert_webhook_url=f"http://{address}/x"), alert, 0.4)
+    alert = alerts.Alert(id="1", event="run_failed", summary="x")
+    assert not alerts.send(Settings(alert_webhook_url=f"http://{address}/x"), alert, 0.4)
 
 
 def send_lineage(address):
@@ -93,11 +92,11 @@ def test_what_was_given_up_leaves_neither_a_thread_nor_a_connection(kind):
 
 
 def test_alerts_take_no_more_than_their_time_in_all(monkeypatch):
-    monkeypatch.setattr(monitoring, "TOTAL_S", 1.0)
+    monkeypatch.setattr(alerts, "TOTAL_S", 1.0)
     with endless_heads("drip") as served:
         began = time.monotonic()
-        alert = monitoring.Alert(id="1", event="run_failed", summary="x")
-        assert not monitoring.send(Settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
+        alert = alerts.Alert(id="1", event="run_failed", summary="x")
+        assert not alerts.send(Settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
         assert time.monotonic() - began < 1.5
 
 
@@ -123,9 +122,7 @@ def test_no_client_of_the_registry_or_the_webhook_goes_where_an_answer_leads(sta
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(TransientError, match=f"with {status}"):
             SchemaRegistry(Settings(schema_registry_url=url), retries=0).fetch(1)
-        assert monitoring.send(
-            Settings(alert_webhook_url=f"{url}/x"), monitoring.Alert(id="1", event="run_failed", summary="x")
-        )
+        assert alerts.send(Settings(alert_webhook_url=f"{url}/x"), alerts.Alert(id="1", event="run_failed", summary="x"))
         server.shutdown()
     assert len(asked) == 2
     assert not [path for path in asked if "elsewhere" in path]

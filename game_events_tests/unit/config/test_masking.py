@@ -18,7 +18,7 @@ from game_events.config.masking import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEX
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.runs import errors_decide
-from game_events.orchestration.sensors import masked as masked_sensor
+from game_events.orchestration.ticks import masked as masked_sensor
 from game_events.pipeline.runs.preflight import run_checks
 
 REGISTRY, KAFKA, REST = 'p@ss/w"ord', "ka\"fka\\pw's", "tökén-1?"

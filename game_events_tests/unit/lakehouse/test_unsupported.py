@@ -16,16 +16,15 @@ from game_events.lakehouse.table_properties import WRITABLE_FEATURES
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, gold_name, silver_name
 from game_events.pipeline.bronze import load
 from game_events.pipeline.bronze.full_refresh import replace_bronze
-from game_events.pipeline.checks.reconcile import CountJobs, RowCounts, reconcile
+from game_events.pipeline.checks.reconcile import RowCounts, reconcile
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.silver import refresh
-from game_events.plugins.catalog.query import TablesSql
-from game_events.plugins.governance.commits import ErasureState, erase_events
-from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.scan import DataSubjects
+from game_events.plugins.catalog.sql import TablesSql
+from game_events.plugins.governance.commits import Erasure, ErasureState, erase_events
+from game_events.plugins.governance.erase_worker import PeopleToErase
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.model.world import World
@@ -259,7 +258,7 @@ def test_an_altered_silver_table_harms_its_game_alone(world, jobs):
     assert numbers(table) == [1]
     assert numbers(Lakehouse(world.folder).silver("spades")) == [3, 5]
     counts = RowCounts(Counter(rummy=2, spades=2, uno=1), Counter(rummy=1))
-    found = reconcile(world.pipeline(), jobs=CountJobs(lambda *_: counts))
+    found = reconcile(world.pipeline(), count=lambda *_: counts)
     assert (found.passed, found.silver, found.pending) == (True, 4, 1), found.summary()
     DeltaTable(table.uri).alter.set_table_properties({"delta.targetFileSize": "1mb"})
     altered(table, change=lambda schema: [f.update(nullable=True) for f in schema["fields"]])
@@ -296,7 +295,7 @@ def test_work_that_replaces_bronzes_rows_is_refused_before_anything_is_staged(wo
     before = data_files(Lakehouse(world.folder).table(BRONZE))
     pipeline = world.pipeline()
     state = ErasureState(
-        pipeline, RunReport(), Erasure([], False), DataSubjects("gamer_id", "game_name", frozenset("a")), frozenset()
+        pipeline, RunReport(), Erasure([], False), PeopleToErase("gamer_id", "game_name", frozenset("a")), frozenset()
     )
     works = (
         lambda: redecode(pipeline, RunReport()),

@@ -14,7 +14,8 @@ from game_events.orchestration.continuous import decide, past_runs, row_changing
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
-from game_events.orchestration.sensors import sensor, writer_of_bronze
+from game_events.orchestration.sensors import writer_of_bronze
+from game_events.orchestration.ticks import Sensor
 from game_events_tests.support.keys import SILVER_KEY
 
 DEV = {"prefix": "dev_"}
@@ -111,10 +112,8 @@ def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkey
 def test_secrets_of_settings_that_were_given_are_masked_in_what_a_sensor_says(settings, instance):
     given = load_settings(lakehouse=settings.lakehouse, schema_registry_password="hunter2-planted")  # noqa: S106
 
-    @sensor(Graph.of(given), "Says what it should not.", 30)
-    def talkative(context):  # noqa: ARG001 - Dagster passes it by this name
-        return dg.SkipReason("login with hunter2-planted failed")
-
+    says = Sensor("talkative", 30, lambda _: dg.SkipReason("login with hunter2-planted failed"), "Says what it should not.")
+    talkative = says.build(Graph.of(given))
     assert "planted" not in talkative(dg.build_sensor_context(instance)).skip_message
     assert "planted" not in repr(Graph.of(given))
 

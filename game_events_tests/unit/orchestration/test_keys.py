@@ -14,7 +14,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableReport
 from game_events.pipeline.runs.refresh import selection_of
-from game_events.plugins.local.init import CONFIG, use_example
+from game_events.plugins.local.demo import CONFIG, use_example
 
 #: Beginnings of the names of assets and tables.
 LAYERS = ("bronze_", "quarantine_", "silver_", "gold_")

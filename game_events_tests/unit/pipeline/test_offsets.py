@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, offsets_of, topic_id_read
-from game_events.sources.source import Gap, Split
+from game_events.sources.source import Gap, Partition
 from game_events_tests.support.offsets import by_partition, splits
 
 ids = st.binary(min_size=16, max_size=16).map(lambda b: base64.b64encode(b).decode().rstrip("="))
@@ -26,27 +26,24 @@ class Handle:
 
 @given(ids)
 def test_an_id_of_any_bits_comes_back_from_two_transactions(topic_id):
-    assert topic_id_read(Handle(identity([Split("games", topic_id, 0)])), "games") == topic_id
+    assert topic_id_read(Handle(identity([Partition("games", topic_id, 0)])), "games") == topic_id
     gaps = (Gap("games.a-b_c", topic_id, 3, 5, 9), Gap("games.a-b_c", topic_id, 4, 0, None))
-    note = bronze_commit(batch_info(1, 2, 0, {Split("games.a-b_c", topic_id, 3): (9, 11)}, gaps))
-    assert (note.gaps, note.offsets) == (gaps, {Split("games.a-b_c", topic_id, 3): (9, 11)})
+    note = bronze_commit(batch_info(1, 2, 0, {Partition("games.a-b_c", topic_id, 3): (9, 11)}, gaps))
+    assert (note.gaps, note.offsets) == (gaps, {Partition("games.a-b_c", topic_id, 3): (9, 11)})
 
 
-def test_a_table_keeps_them_and_one_from_before_is_read_by_its_notes(tmp_path):
+def test_a_table_keeps_them(tmp_path):
     topic_id = "5cB9Bc9QRbCeqUM/tZO+tg"
-    # Notes of when a bronze had one topic only.
-    info = {"batch": "1", "rows": "1", "quarantined": "0", "offsets": "games[0]@0..7", "topic": "games", "topic_id": topic_id}
     apps = [Transaction(f"kafka:games:{topic_id}:{p}", 7 + p) for p in range(2)]
-    write_deltalake(str(tmp_path), pa.table({"n": [1]}), commit_properties=CommitProperties(info, app_transactions=apps))
+    write_deltalake(str(tmp_path), pa.table({"n": [1]}), commit_properties=CommitProperties(app_transactions=apps))
     handle = DeltaTable(str(tmp_path))
-    assert topic_id_read(handle, "games") == topic_id
-    assert topic_id_read(handle, "others") is None
+    assert topic_id_read(handle, "games") is None
     assert offsets_of(handle, "games", topic_id) == splits("games", topic_id, {0: 7, 1: 8})
     # Of a partition with no record there was nothing to note.
-    hole = Handle({Split("games", topic_id, p).app: p for p in (1, 5, 300)})
+    hole = Handle({Partition("games", topic_id, p).app: p for p in (1, 5, 300)})
     assert by_partition(offsets_of(hole, "games", topic_id)) == {1: 1, 5: 5}
     assert by_partition(offsets_of(hole, "games", topic_id, range(301))) == {1: 1, 5: 5, 300: 300}
-    new = [Transaction(app, value) for app, value in identity([Split("games", "/" * 21 + "w", 0)]).items()]
+    new = [Transaction(app, value) for app, value in identity([Partition("games", "/" * 21 + "w", 0)]).items()]
     write_deltalake(
         str(tmp_path), pa.table({"n": [1]}), mode="append", commit_properties=CommitProperties(app_transactions=new)
     )

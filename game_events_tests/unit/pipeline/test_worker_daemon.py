@@ -46,7 +46,7 @@ from game_events.pipeline import worker_daemon
 import pyspark.daemon
 before = pyspark.daemon.worker_main
 def manager():
-    print("game_events.pipeline.bronze.worker" in sys.modules, pyspark.daemon.worker_main is not before, flush=True)
+    print("game_events.workers.decode" in sys.modules, pyspark.daemon.worker_main is not before, flush=True)
     whole()
 whole, pyspark.daemon.manager = pyspark.daemon.manager, manager
 worker_daemon.main()

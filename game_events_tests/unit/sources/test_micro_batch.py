@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.sources import source
+from game_events.sources.factory import make_source
 from game_events.sources.kafka.client import MANAGED
-from game_events.sources.kafka.source import KafkaSource
-from game_events.sources.source import Gap, MicroBatch, SourceSnapshot, Split
+from game_events.sources.source import Gap, MicroBatch, Partition, SourceSnapshot
 from game_events_tests.support.offsets import by_partition
 
 
 def split(number):
     """Partitions by their number: those with an even one are of one topic, the others of another."""
-    return Split("games", "id", number) if number % 2 == 0 else Split("others", "other id", number)
+    return Partition("games", "id", number) if number % 2 == 0 else Partition("others", "other id", number)
 
 
 def splits(offsets):
@@ -167,5 +167,5 @@ def test_records_and_lag_of_a_slice():
 @pytest.mark.parametrize("option", MANAGED)
 def test_options_that_exactly_once_depends_on_are_refused(option):
     with pytest.raises(ConfigurationError, match=option) as caught:
-        KafkaSource(Settings(kafka_options={option: "hunter2"}))
+        make_source(Settings(kafka_options={option: "hunter2"}))
     assert "hunter2" not in str(caught.value)

@@ -10,13 +10,13 @@ import pytest
 from game_events.spark.config import packed
 
 #: Modules with what workers unpickle.
-MODULES = ("bronze.worker", "bronze.full_refresh", "fanout.job", "gold.execute")
+MODULES = ("decode", "fanout", "gold", "job")
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_what_workers_unpickle_can_be_imported_from_the_archive(module, tmp_path):
     shutil.copy(packed(), tmp_path / "code.zip")
-    code = f"import game_events.pipeline.{module} as found; print(found.__file__)"
+    code = f"import game_events.workers.{module} as found; print(found.__file__)"
     # The archive comes before the package that is installed beside the libraries.
     environment = os.environ | {"PYTHONPATH": "./code.zip"}
     command = [sys.executable, "-c", code]

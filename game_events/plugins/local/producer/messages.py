@@ -1,10 +1,7 @@
-"""The simulated message: the versions of its `.proto`, meaning of its fields, and generators of values.
+"""The simulated message, and how records are written to the topic.
 
-Version k is the base `.proto` text with k optional custom columns.
-
-Writes records to the topic, one by one or in batches, and checks their delivery.
-
-Delivery: every accepted record exactly once and in order per partition (idempotent producer), or an error.
+Version k of the message is the base `.proto` text with k optional custom columns. Delivery: every accepted record exactly once
+and in order per partition (idempotent producer), or an error.
 """
 
 import tempfile
@@ -84,7 +81,8 @@ class ProtoVersions:
 
     def __init__(self, base: str, file: str) -> None:
         """`base`: text without custom columns, compiled later; `file`: its name, for errors."""
-        self._base, self._file = base, file
+        self._base = base
+        self._file = file
         self._classes: dict[int, type[Message]] = {}
 
     @cached_property
@@ -121,10 +119,10 @@ class ProtoVersions:
             pool = DescriptorPool()
             for file in compile_text(self.text(version), self._file).file:
                 pool.Add(file)
-            found = pool.FindMessageTypeByName(self.message_name)
-            if CUSTOM.format(0) not in found.fields_by_name:
+            message = pool.FindMessageTypeByName(self.message_name)
+            if CUSTOM.format(0) not in message.fields_by_name:
                 raise ConfigurationError(f"{self._file}: {self.message_name} must be the last thing in the file")
-            self._classes[version] = GetMessageClass(found)
+            self._classes[version] = GetMessageClass(message)
         return self._classes[version]
 
 
@@ -192,23 +190,22 @@ def _type(field: FieldDescriptor) -> str:
 
 
 def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
-    unknown = [name for name in wanted if name not in message.fields_by_name or name in meant]
+    fields = {field.name: field for field in message.fields if field.name not in (*meant, *ProtoVersions.custom)}
+    unknown = [name for name in wanted if name not in fields]
     if unknown:
         raise ConfigurationError(
             f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {message.full_name} ({proto}) has "
-            f"the fields {', '.join(n for n in message.fields_by_name if n not in (*meant, *ProtoVersions.custom))}"
+            f"the fields {', '.join(fields)}"
         )
-    found: list[tuple[str, Generator]] = []
-    for field in message.fields:
-        if field.name in meant or field.name in ProtoVersions.custom:
-            continue
-        given = wanted.get(field.name)
-        if given is not None and (misfit := _misfit(given, field)) is not None:
-            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {misfit}")
+    generators: list[tuple[str, Generator]] = []
+    for name, field in fields.items():
+        given = wanted.get(name)
+        if given is not None:
+            _require_fit(given, field, f"{name} of {message.full_name} ({proto})")
         values = given or _usual(field)
         if values is not None:  # a list, map or message stays unset
-            found.append((field.name, _stored(field, values)))
-    return tuple(found)
+            generators.append((name, _stored(field, values)))
+    return tuple(generators)
 
 
 class _Single(Generator):
@@ -242,26 +239,33 @@ def _fits(given: Generator, field: FieldDescriptor) -> bool:
         return field.type in _FITS[given.kind]
     if field.type == FieldDescriptor.TYPE_ENUM:
         return all(value in _enum(field) or value in _enum(field).values() for value in given.values)
-    kinds: tuple[type, ...] = (str,) if field.type == FieldDescriptor.TYPE_STRING else ()
-    kinds = (int,) if field.type in _INTEGERS else (int, float) if field.type in _NUMBERS else kinds
+    kinds: tuple[type, ...] = ()
+    if field.type == FieldDescriptor.TYPE_STRING:
+        kinds = (str,)
+    elif field.type in _INTEGERS:
+        kinds = (int,)
+    elif field.type in _NUMBERS:
+        kinds = (int, float)
     return all(isinstance(value, kinds) for value in given.values)
 
 
-def _misfit(given: Generator, field: FieldDescriptor) -> str | None:
-    """Error for values that are not of the field's type, or numbers outside it; None: all fit."""
+def _require_fit(given: Generator, field: FieldDescriptor, which: str) -> None:
+    """Raise ConfigurationError for values that are not of the field's type, or numbers outside it."""
     if not _fits(given, field):
-        return f"cannot hold values of kind {given.kind}"
+        raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {which} cannot hold values of kind {given.kind}")
     if field.type not in _LIMITS:
-        return None
+        return
     name, lowest, highest = _LIMITS[field.type]
+    numbers = [given.low, given.high]
+    wanted = f"from {given.low:g} to {given.high:g}"
+    if given.kind == "choice":
+        numbers = [value for value in given.values if not isinstance(value, str)]
+        wanted = ", ".join(map(str, numbers))
     # The comparison is also False for .nan.
-    numbers = (
-        [value for value in given.values if not isinstance(value, str)] if given.kind == "choice" else [given.low, given.high]
-    )
-    if all(lowest <= number <= highest for number in numbers):
-        return None
-    wanted = ", ".join(map(str, numbers)) if given.kind == "choice" else f"from {given.low:g} to {given.high:g}"
-    return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
+    if not all(lowest <= number <= highest for number in numbers):
+        raise ConfigurationError(
+            f"GAME_EVENTS_PRODUCER: {which} cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
+        )
 
 
 def _enum(field: FieldDescriptor) -> dict[str, int]:

@@ -1,11 +1,7 @@
 """Sends events: `produce` (with faults, at a steady rate) and `produce_bulk` (as fast as possible).
 
-Both register the schemas, create the topic, write, wait for all acknowledgements and return the manifest; an undelivered record
-raises an error.
-
-Serialization of events to record values by the Confluent serializer.
-
-Manifest of sent records: the expected results in all tables, and how it is built from the records.
+Both register the schemas, create the topic, write records by the Confluent serializer, wait for all acknowledgements, and
+return the manifest: the expected results in all tables. An undelivered record raises an error.
 """
 
 import json
@@ -187,7 +183,7 @@ class GamerTruth(BaseModel):
             session_count=self.session_count + other.session_count,
             min_timestamp=min(self.min_timestamp, other.min_timestamp),
             max_timestamp=max(self.max_timestamp, other.max_timestamp),
-            numbers={name: mine.merge(other.numbers[name]) for name, mine in self.numbers.items() if name in other.numbers},
+            numbers={name: own.merge(other.numbers[name]) for name, own in self.numbers.items() if name in other.numbers},
         )
 
 
@@ -224,9 +220,10 @@ class Manifest(BaseModel):
         if self.topic != other.topic:
             raise DataError(f"manifests of two topics do not add up: {self.topic!r} and {other.topic!r}")
         for version in self.schema_ids.keys() & other.schema_ids.keys():
-            one, two = self.schema_ids[version], other.schema_ids[version]
-            if one != two:
-                raise DataError(f"version {version} of {self.topic!r} has schema id {one} and {two}: registry reset?")
+            own = self.schema_ids[version]
+            others = other.schema_ids[version]
+            if own != others:
+                raise DataError(f"version {version} of {self.topic!r} has schema id {own} and {others}: registry reset?")
         truth = {game: dict(gamers) for game, gamers in self.truth.items()}
         for game, gamers in other.truth.items():
             known = truth.setdefault(game, {})
@@ -279,13 +276,13 @@ class ManifestBuilder:
         if record.poison is not None:
             self._poison[record.poison] += times
             return
-        event, at = record.event, record.event.timestamp_us
+        event = record.event
         self._duplicates += times - 1 + record.duplicate
         self._records[event.game][event.version] += times
-        known = self._truth[event.game].setdefault(event.gamer, [0, at, at])
+        known = self._truth[event.game].setdefault(event.gamer, [0, event.timestamp_us, event.timestamp_us])
         known[0] += times
-        known[1] = min(known[1], at)
-        known[2] = max(known[2], at)
+        known[1] = min(known[1], event.timestamp_us)
+        known[2] = max(known[2], event.timestamp_us)
         for place, name in self._numeric:
             value = cast(float, event.values[place])
             sums = self._numbers[event.game][event.gamer].setdefault(name, [0, value, value])
@@ -294,8 +291,8 @@ class ManifestBuilder:
             sums[2] = max(sums[2], value)
 
     def _numbers_of(self, game: str, gamer: str) -> dict[str, NumberTruth]:
-        found = self._numbers[game][gamer] if self._numeric else {}
-        return {name: NumberTruth(total=total, low=low, high=high) for name, (total, low, high) in found.items()}
+        sums = self._numbers[game][gamer] if self._numeric else {}
+        return {name: NumberTruth(total=total, low=low, high=high) for name, (total, low, high) in sums.items()}
 
     def build(self, topic: str, seed: int, schema_ids: dict[int, int]) -> Manifest:
         """The manifest of everything added."""

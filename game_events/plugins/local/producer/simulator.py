@@ -104,11 +104,14 @@ class EventFactory:
     """Generates events, deterministic for the same arguments and calls."""
 
     def __init__(self, arguments: Arguments, late_share: float = 0.0) -> None:
-        self._random, self._late = arguments.random("events"), arguments.random("late")
-        self._gamers, self._late_share = arguments.gamers_per_game, late_share
+        self._random = arguments.random("events")
+        self._late = arguments.random("late")
+        self._late_share = late_share
+        self._gamers = arguments.gamers_per_game
         self._base_us = microseconds(arguments.base_time)
         self._made = 0
-        self._more, self._more_bytes = arguments.random("more"), arguments.more_bytes
+        self._more = arguments.random("more")
+        self._more_bytes = arguments.more_bytes
         self._makers = tuple(generator.make for _, generator in arguments.fields)
 
     def make(self, game: str, version: int) -> GameEvent:
@@ -128,12 +131,12 @@ class EventFactory:
 
     def _longer(self, custom: tuple[str | None, ...]) -> tuple[str | None, ...]:
         """The values, the first one that is set with more characters."""
-        found = list(custom)
-        for index, value in enumerate(found):
+        values = list(custom)
+        for index, value in enumerate(values):
             if value is not None:
-                found[index] = value + self._more.randbytes(-(-self._more_bytes // 2)).hex()[: self._more_bytes]
+                values[index] = value + self._more.randbytes((self._more_bytes + 1) // 2).hex()[: self._more_bytes]
                 break
-        return tuple(found)
+        return tuple(values)
 
 
 class Simulation(Arguments):
@@ -168,7 +171,9 @@ class Simulation(Arguments):
 
     def records(self) -> Iterator[SimulatedRecord]:
         """The stream, faults included."""
-        again, spoil, kinds = self.random("duplicates"), self.random("poison"), cycle(PoisonKind)
+        again = self.random("duplicates")
+        spoil = self.random("poison")
+        kinds = cycle(PoisonKind)
         for event in self.events():
             yield SimulatedRecord(event)
             if again.random() < self.duplicate_share:
@@ -216,7 +221,9 @@ class BulkSimulation(Arguments):
     def pool(self) -> list[SimulatedRecord]:
         """The distinct events, versions interleaved, some of them malformed; at most `records`."""
         factory = EventFactory(self)
-        names, versions, spoil = self._names(), cycle(self.version_numbers), self.random("bad")
+        names = self._names()
+        versions = cycle(self.version_numbers)
+        spoil = self.random("bad")
         return [
             SimulatedRecord(
                 factory.make(next(names), next(versions)),
@@ -238,7 +245,8 @@ class BulkSimulation(Arguments):
 
     def _names(self) -> Iterator[str]:
         """The game of each event, the same for a round of versions, so that every game gets every version."""
-        names, draw = self.game_names, self.random("hot")
+        names = self.game_names
+        draw = self.random("hot")
         others = cycle(names if self.hot_share is None else names[1:] or names)
         while True:
             hot = self.hot_share is not None and draw.random() < self.hot_share

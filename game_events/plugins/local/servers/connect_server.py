@@ -1,12 +1,8 @@
-"""A Spark Connect server from the installed PySpark: one JVM for many short-lived clients, on loopback only.
+"""A Spark Connect server from the installed PySpark, one JVM for many short-lived clients, behind a private Unix socket.
 
-A private Unix socket in front of a server on a loopback port, with a check of the process that accepts the connection.
-
-Any user of the machine could listen on the port before the server starts, after it died, or on the IPv6 address, and would get
-the requests (Spark Connect 4.0 has no Unix socket). So clients connect to a socket in a private folder. Each connection is
-forwarded to the port only after the system's tables show that the server's process has accepted it.
-
-User id of a local TCP connection, from Linux's connection tables.
+Any user of the machine could listen on the server's loopback port before it starts, after it died, or on the IPv6 address, and
+would get the requests (Spark Connect 4.0 has no Unix socket). So clients connect to a socket in a private folder. Each
+connection is forwarded to the port only after the system's tables show that the server's process has accepted it.
 """
 
 import asyncio
@@ -46,7 +42,9 @@ EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
 
 #: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
 #: them at least every 10 s (`senderMaxStreamDuration`).
-DETACHED_S, STREAM_S, CHECK_S = 30, 10, 5
+DETACHED_S = 30
+STREAM_S = 10
+CHECK_S = 5
 
 #: Idle sessions cost little; after so long those of killed clients end. A continuous run creates a new one then.
 SESSION_MINUTES = 30
@@ -111,12 +109,15 @@ _NOT_OF_JAVA = {'"': '"', "b": "\\u0008"}
 def _escaped(value: str) -> str:
     """A value in a Java properties file, ISO 8859-1 (`java.util.Properties.load`)."""
     # JSON's escapes, but quotes need none, and Java has none for a backspace.
-    text = re.sub(r'\\(\\|"|b)', lambda found: _NOT_OF_JAVA.get(found[1], found[0]), json.dumps(value)[1:-1])
+    text = re.sub(r'\\(\\|"|b)', lambda escape: _NOT_OF_JAVA.get(escape[1], escape[0]), json.dumps(value)[1:-1])
     return "\\" + text if text.startswith(" ") else text
 
 
-#: Seconds within which the server must accept a connection; seconds until the first check, doubled each time.
-ACCEPT_S, SOCKET_CHECK_S = 10.0, 0.01
+#: Seconds within which the server must accept a connection.
+ACCEPT_S = 10.0
+
+#: Seconds until the first check whether it has, doubled each time.
+SOCKET_CHECK_S = 0.01
 
 CHUNK_BYTES = 1 << 16
 
@@ -224,8 +225,11 @@ def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
-#: Columns of a line: local address, remote address, user id, inode.
-_LOCAL, _REMOTE, _USER, _SOCKET = 1, 2, 7, 9
+#: Columns of a line of these tables.
+_LOCAL = 1
+_REMOTE = 2
+_USER = 7
+_SOCKET = 9
 
 #: Not an id of a user: the process has closed its connection.
 NO_USER = -1

@@ -1,15 +1,8 @@
-"""The local stack: starts, checks and stops a Kafka broker and a Schema Registry together.
+"""The local stack: starts, checks and stops an Apache Kafka broker and a Schema Registry together, on loopback only.
 
-Each call checks the running processes. `up` starts only missing ones, so it also repairs a stack of which one half died.
-Data outlive every call except ``down(delete_data=True)``.
-
-One Apache Kafka broker in KRaft mode (broker and controller in one process), on the loopback address only.
-
-Delivery: it writes to the page cache as any Kafka does; records survive a killed broker, not a power cut.
-
-One Apicurio Registry, which speaks the Confluent Schema Registry's API, on the loopback address only.
-
-Its data are an H2 file database: they survive a restart and a killed server.
+The broker is also its controller (KRaft); the registry is Apicurio's, which speaks the Confluent Schema Registry's API. Each
+call checks the running processes: `up` starts only missing ones, so it also repairs a stack of which one half died. Data
+outlive every call except ``down(delete_data=True)``, a restart and a killed server; Kafka's records do not survive a power cut.
 """
 
 import base64

@@ -1,8 +1,6 @@
-"""Server processes that outlive the command that starts them: spawn, find, stop.
+"""Server processes that outlive the command that starts them, and the ports that they get on the loopback address.
 
 A process is recognised by pid AND start time, so a reused pid is never touched.
-
-Choice of the stack's ports on the loopback address.
 """
 
 import os

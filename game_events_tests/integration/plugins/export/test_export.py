@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, ConflictError, TransientError
+from game_events.lakehouse.tables import EXPORT_CALLS
 from game_events.pipeline.reporting.report import RunReport
+from game_events.plugins.export import rows
 from game_events.plugins.export import run as export
-from game_events.plugins.export.chunks import ExportTables
 from game_events.plugins.export.rows import OnReplaced
-from game_events.plugins.export.run import export_status, replay_failed_chunks
+from game_events.plugins.export.run import export_status, replay_failed_calls
+from game_events.plugins.export.tables import ExportTables
+from game_events.plugins.export.worker import SendChunks
 from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.worlds.export import World, offsets_of, only_same_calls_were_repeated, texts_below
@@ -50,7 +53,7 @@ def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_n
         assert (done.delivered_rows, done.calls) == (6, 6)
         assert sorted(row["_kafka_offset"] for row in receiver.rows) == world.offsets()
         assert export_status(world.pipeline())["delivered"] == {"chunks": 10, "rows": 38}
-    assert world.pipeline().lakehouse.table("export_calls").open().get_add_actions().num_rows == 0
+    assert world.pipeline().lakehouse.table(EXPORT_CALLS).open().get_add_actions().num_rows == 0
 
 
 @pytest.mark.scenario
@@ -61,7 +64,7 @@ def test_a_receiver_that_throttles_fails_hangs_closes_or_accepts_and_times_out_g
         done = world.export(
             receiver, rest_rows_per_call=2, rest_max_attempts=30, rest_calls_per_task=8, rest_bearer_token=TOKEN
         ).parts["export"]
-        assert (done.delivered_rows, done.dead_rows, done.waiting_chunks) == (120, 0, 0)
+        assert (done.delivered_rows, done.failed_rows, done.waiting_chunks) == (120, 0, 0)
         assert offsets_of(receiver) == world.offsets()
         only_same_calls_were_repeated(receiver)
         assert {call["status"] for call in receiver.calls} == {200, 429, 503, "hang", "close", "accept_then_timeout"}
@@ -80,37 +83,37 @@ def _waited_as_told(calls):
             throttled[call["key"]] = call["time"]
 
 
-def test_what_is_refused_is_a_failed_chunk_that_a_replay_sends_once_more_under_its_key(world: World, tmp_path: Path):
+def test_what_is_refused_is_a_failed_call_that_a_replay_sends_once_more_under_its_key(world: World, tmp_path: Path):
     world.events(chess=30, uno=10)
     secret = {"rest_bearer_token": TOKEN}
     with receiving(tmp_path / "one", refuse_share=0.4, seed=3) as receiver:
         done = world.export(receiver, rest_rows_per_call=3, **secret).parts["export"]
-        taken, dead = offsets_of(receiver), done.dead_rows
-        assert dead + len(taken) == 40
-        assert dead == sum(call["rows"] for call in receiver.calls if call["status"] == 422) > 0
+        taken, failed = offsets_of(receiver), done.failed_rows
+        assert failed + len(taken) == 40
+        assert failed == sum(call["rows"] for call in receiver.calls if call["status"] == 422) > 0
         refused = {call["key"] for call in receiver.calls if call["status"] == 422}
         found = export_status(world.pipeline())
-        assert (found["dead"]["rows"], found["waiting"]["rows"]) == (dead, 0)
+        assert (found["dead"]["rows"], found["waiting"]["rows"]) == (failed, 0)
         (first, *_) = found["dead_letters"]
         assert first["status"] == 422
         assert "***" in first["answer"]
-        assert world.export(receiver).parts["export"].calls == 0, "failed chunks wait for a person"
+        assert world.export(receiver).parts["export"].calls == 0, "failed calls wait for a person"
     assert TOKEN.encode() not in texts_below(tmp_path / "lakehouse")
 
     with receiving(tmp_path / "two") as receiver:
         pipeline = world.pipeline(receiver)
-        assert replay_failed_chunks(pipeline, [404]) == (0, 0)
-        assert replay_failed_chunks(pipeline) == (len(refused), dead)
-        assert replay_failed_chunks(pipeline) == (0, 0), "they are about to be sent"
+        assert replay_failed_calls(pipeline, [404]) == (0, 0)
+        assert replay_failed_calls(pipeline) == (len(refused), failed)
+        assert replay_failed_calls(pipeline) == (0, 0), "they are about to be sent"
         done = world.export(receiver).parts["export"]
-        assert done.delivered_rows == dead
+        assert done.delivered_rows == failed
         assert set(receiver.keys) == refused
         assert sorted([*taken, *offsets_of(receiver)]) == world.offsets()
         assert export_status(pipeline)["dead"]["rows"] == 0
-        assert replay_failed_chunks(pipeline) == (0, 0)
+        assert replay_failed_calls(pipeline) == (0, 0)
 
 
-def test_rows_that_are_not_taken_in_all_attempts_are_failed_chunks_and_a_receiver_that_takes_nothing_leaves_them_waiting(
+def test_rows_that_are_not_taken_in_all_attempts_are_failed_calls_and_a_receiver_that_takes_nothing_leaves_them_waiting(
     world: World, tmp_path: Path
 ):
     world.events(chess=40)
@@ -130,9 +133,9 @@ def test_rows_that_are_not_taken_in_all_attempts_are_failed_chunks_and_a_receive
     # Some rows are at fault, not the receiver: it takes others.
     with receiving(tmp_path / "half", error_share=0.25, seed=2) as receiver:
         done = world.export(receiver, rest_max_attempts=1, rest_calls_per_task=1).parts["export"]
-        assert done.dead_rows > 0
-        assert done.dead_rows + len(offsets_of(receiver)) == 40
-        assert replay_failed_chunks(world.pipeline(), [503])[1] == done.dead_rows
+        assert done.failed_rows > 0
+        assert done.failed_rows + len(offsets_of(receiver)) == 40
+        assert replay_failed_calls(world.pipeline(), [503])[1] == done.failed_rows
 
 
 def test_replaced_rows_are_sent_again_only_if_somebody_says_so(world: World, tmp_path: Path):
@@ -171,6 +174,22 @@ def test_of_gold_the_players_with_new_events_are_sent_as_they_are_now(world: Wor
         newest = {(r["game_name"], r["gamer_id"]): r["session_count"] for r in receiver.rows}
         assert [newest["chess", f"gamer-{n}"] for n in range(7)] == [3, 3, 2, 2, 2, 2, 2]
         assert world.export(receiver, **gold).parts["export"].calls == 0
+
+
+def test_with_a_cap_one_task_sends_and_counts_the_calls_of_the_micro_batch_before(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rows, "SLICE_ROWS", 10)
+    jobs: list[SendChunks] = []
+    monkeypatch.setattr(export, "SendChunks", lambda *parts: jobs.append(SendChunks(*parts)) or jobs[-1])
+    for _ in range(2):
+        world.events(chess=10)
+    with receiving(tmp_path / "log") as receiver:
+        done = world.export(receiver, rest_rows_per_call=1, rest_calls_per_min=1_000).parts["export"]
+        assert (done.delivered_rows, done.tasks) == (20, 1)
+        assert offsets_of(receiver) == world.offsets()
+    assert [len(job.counted) for job in jobs] == [0, 10]
+    assert all(0 <= age < 60 for age in jobs[1].counted)
 
 
 def test_of_two_runs_at_once_the_later_one_goes_on_and_no_row_comes_under_two_keys(world: World, tmp_path: Path):

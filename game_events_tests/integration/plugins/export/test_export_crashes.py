@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.tables import paths
+from game_events.lakehouse.tables import EXPORT_CALLS, paths
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.export.chunks import ExportTables
-from game_events.plugins.export.delivery import RestTarget
-from game_events.plugins.export.result import Export
+from game_events.plugins.export.delivery import ExportTarget
 from game_events.plugins.export.rows import OnReplaced
-from game_events.plugins.export.run import _take_over, export_status, plan_slice
+from game_events.plugins.export.run import Export, _take_over, export_status, plan_slice
+from game_events.plugins.export.tables import ExportTables
 from game_events.plugins.export.worker import SendChunks
 from game_events_tests.support.killing.sitecustomize import killed_at
 from game_events_tests.support.servers.attached_driver import Driver, start_driver
@@ -29,8 +28,8 @@ from game_events_tests.support.worlds.export import World, offsets_of, only_same
 from game_events_tests.support.worlds.waves import wait_all
 
 #: The driver's, then a worker's.
-DRIVER_POINTS = ("rest_staged", "rest_planned", "rest_settled")
-POINTS = (*DRIVER_POINTS, "rest_answered")
+DRIVER_POINTS = ("export_staged", "export_planned", "export_settled")
+POINTS = (*DRIVER_POINTS, "export_answered")
 #: It notes what was answered at its end alone, however long that takes.
 WORKER = """
 import pickle, sys
@@ -46,9 +45,9 @@ def assert_the_next_run_finishes_it(world: World, receiver: Receiver) -> None:
     only_same_calls_were_repeated(receiver)
     assert world.export(receiver).parts["export"].calls == 0
     assert export_status(world.pipeline())["waiting"]["rows"] == 0
-    outbox = world.pipeline().lakehouse.table("export_calls").open()
-    assert outbox is not None
-    assert paths(outbox) == []
+    planned = world.pipeline().lakehouse.table(EXPORT_CALLS).open()
+    assert planned is not None
+    assert paths(planned) == []
 
 
 def driver(world: World, spark: SparkSession, receiver: Receiver, log: Path, crash_at: str = "") -> Driver:
@@ -66,7 +65,7 @@ def test_a_driver_that_is_killed_at_any_point_or_while_calls_are_under_way_loses
             world.events(chess=20, uno=4)
             log = tmp_path / "driver.log"
             assert wait_all([driver(world, spark, receiver, log, point)], 120) == [-signal.SIGKILL], log.read_text()
-            if point != "rest_settled":
+            if point != "export_settled":
                 assert len(offsets_of(receiver)) < len(world.offsets()), f"{point} is before the first call"
             world.events(chess=2)
             assert_the_next_run_finishes_it(world, receiver)
@@ -84,21 +83,21 @@ def test_a_driver_that_is_killed_at_any_point_or_while_calls_are_under_way_loses
         assert_the_next_run_finishes_it(world, receiver)
 
 
-@pytest.mark.parametrize("point", ["rest_answered"])
+@pytest.mark.parametrize("point", ["export_answered"])
 def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_again_under_the_same_keys(
     point: str, world: World, tmp_path: Path
 ):
     world.events(chess=30)
     with receiving(tmp_path / "log") as receiver:
         pipeline = world.pipeline(receiver, rest_rows_per_call=3)
-        target, tables = RestTarget.of(pipeline.settings), ExportTables.of(pipeline.lakehouse, "gamer_id")
+        target, tables = ExportTarget.of(pipeline.settings), ExportTables.of(pipeline.lakehouse, "gamer_id")
         assert plan_slice(pipeline, tables, RunReport(), Export(), OnReplaced())
-        outbox = tables.outbox.open()
-        assert outbox is not None
-        waiting = tables.waiting(outbox, None)
+        planned = tables.planned.open()
+        assert planned is not None
+        waiting = tables.waiting(planned, None)
         chunks, counts = (waiting.column(c).to_numpy().astype(np.int64) for c in ("chunk", "rows"))
         run = _take_over(tables, "killed")
-        job = SendChunks(tables, target, paths(outbox), 1, chunks, counts, 1, run, "killed")
+        job = SendChunks(tables, target, paths(planned), 1, chunks, counts, 1, run, "killed")
         (tmp_path / "job").write_bytes(pickle.dumps(job))
         ended = subprocess.run(
             [sys.executable, "-c", WORKER, str(tmp_path / "job")],

@@ -1,4 +1,4 @@
-"""The rest of an export's way: TLS, files, forgotten gamers, where secrets are not, the command line."""
+"""The rest of an export's way: TLS, files, erased people, where secrets are not, the command line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.export.chunks import ExportTables
 from game_events.plugins.export.rows import file_rows, folder_table, new_files
 from game_events.plugins.export.run import export_status
+from game_events.plugins.export.tables import ExportTables
 from game_events.plugins.governance.commits import remove_old_files
 from game_events.plugins.governance.run import erase
 from game_events_tests.support.fixtures.cli import Cli, cli  # noqa: F401 - a fixture
@@ -129,7 +129,7 @@ def test_a_table_that_is_compacted_while_its_export_is_planned_is_sent_whole(wor
     ]
 
 
-def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_failed_chunks(world: World, tmp_path: Path):
+def test_an_erased_person_is_neither_sent_nor_kept_among_planned_or_failed_calls(world: World, tmp_path: Path):
     world.events(chess=14)
     with receiving(tmp_path / "one", refuse_share=1.0) as receiver:
         world.export(receiver)
@@ -184,7 +184,7 @@ def test_the_command_line_exports_in_a_dagster_run_says_what_became_of_the_rows_
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
     for name in ("lakehouse", "state_dir"):
         monkeypatch.setenv(f"GAME_EVENTS_{name.upper()}", str(getattr(world.settings(), name)))
-    refused = cli("rest", "run", "--json")
+    refused = cli("export", "run", "--json")
     assert refused.code == 1
     assert "GAME_EVENTS_REST_URL" in refused.result["error"]
     with receiving(tmp_path / "log", refuse_share=0.5, seed=1) as receiver:
@@ -196,16 +196,16 @@ def test_the_command_line_exports_in_a_dagster_run_says_what_became_of_the_rows_
         done = said.result["export"]
         assert done["dead_rows"] + done["delivered_rows"] == 12
         assert done["dead_rows"] > 0
-        assert "failed chunks now" in said.err
-        found = cli("rest", "status", "--json")
+        assert "rows are of failed calls" in said.err
+        found = cli("export", "status", "--json")
         assert found.result["dead"]["rows"] == done["dead_rows"]
         kinds = cli("log", "--kind", "exported", "--json").result
         assert f'"rows": {done["delivered_rows"]}' in json.dumps(kinds)
     with receiving(tmp_path / "two") as receiver:
         monkeypatch.setenv("GAME_EVENTS_REST_URL", receiver.url)
-        said = cli("rest", "replay", "--status", "422", "--json")
+        said = cli("export", "replay", "--status", "422", "--json")
         assert said.result["export"]["delivered_rows"] == done["dead_rows"], said.everything
-        assert cli("rest", "run", "--go-on", "go").code == 1
+        assert cli("export", "run", "--go-on", "go").code == 1
     for folder in ("lakehouse", "dagster", "state"):
         assert TOKEN.encode() not in texts_below(tmp_path / folder)
     assert TOKEN not in said.everything
@@ -216,14 +216,14 @@ def test_tables_of_an_export_say_of_themselves_what_they_hold(world: World, tmp_
     with receiving(tmp_path / "log") as receiver:
         world.export(receiver)
     tables = ExportTables.of(world.pipeline().lakehouse, "gamer_id")
-    for table in (tables.outbox, tables.deliveries):
+    for table in (tables.planned, tables.deliveries):
         handle = table.open()
         assert handle is not None
         assert handle.metadata().description
 
 
 def test_the_command_line_says_how_many_tasks_a_rate_needs_and_why(cli: Cli):  # noqa: F811
-    said = cli("rest", "size", "--rows-per-s", "1687", "--latency-ms", "95", "--rows-per-call", "10", "--json")
+    said = cli("export", "size", "--rows-per-s", "1687", "--latency-ms", "95", "--rows-per-call", "10", "--json")
     assert (said.result["tasks"], said.result["calls_at_once"], said.result["cores"]) == (3, 17, 1)
     assert "Little's law" in said.err
     assert "local[3]" in said.err

@@ -14,7 +14,9 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, silv
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.offsets import identity
-from game_events.sources.source import FILES, TABLE, Split
+from game_events.plugins.files.delta_table import TABLE
+from game_events.plugins.files.records import FILES
+from game_events.sources.source import Partition
 
 TOPIC_ID = base64.b64encode(bytes(range(16))).decode().rstrip("=")
 TABLE_ID = str(uuid.UUID(int=7))
@@ -59,12 +61,12 @@ def test_no_transaction_id_has_changed_since_the_first_release():
 
 def test_ids_of_single_tables_and_partitions_are_as_they_were():
     bronze = BronzeIdentity("an-id", 3)
-    assert Split("events", TOPIC_ID, 4).app == f"kafka:events:{TOPIC_ID}:4"
-    assert Split("events", TOPIC_ID, 4).epoch_app == f"epoch:events:{TOPIC_ID}:4"
-    assert Split("s3://a/b", TABLE_ID, 0, TABLE).app == f"table:{TABLE_ID}"
-    assert Split(FILES, TABLE_ID, 0, FILES).app == f"files:{TABLE_ID}"
-    assert set(identity([Split("events", TOPIC_ID, 4)])) == {"topic:events:high", "topic:events:low"}
-    assert set(identity([Split("s3://a/b", TABLE_ID, 0, TABLE)])) == {"table:s3://a/b:high", "table:s3://a/b:low"}
+    assert Partition("events", TOPIC_ID, 4).app == f"kafka:events:{TOPIC_ID}:4"
+    assert Partition("events", TOPIC_ID, 4).epoch_app == f"epoch:events:{TOPIC_ID}:4"
+    assert Partition("s3://a/b", TABLE_ID, 0, TABLE).app == f"table:{TABLE_ID}"
+    assert Partition(FILES, TABLE_ID, 0, FILES).app == f"files:{TABLE_ID}"
+    assert set(identity([Partition("events", TOPIC_ID, 4)])) == {"topic:events:high", "topic:events:low"}
+    assert set(identity([Partition("s3://a/b", TABLE_ID, 0, TABLE)])) == {"table:s3://a/b:high", "table:s3://a/b:low"}
     assert (bronze.app, bronze.erased_app) == ("bronze:an-id", "erasures:an-id")
     gold = SimpleNamespace(metadata=lambda: SimpleNamespace(id="an-id"))
     assert (gold_app(gold), Txn.AGGREGATE.of("player_agg")) == ("gold:an-id", "aggregate:player_agg")

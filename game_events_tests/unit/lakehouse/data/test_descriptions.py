@@ -22,9 +22,9 @@ from game_events.lakehouse.table_properties import FORMAT, format_of
 from game_events.lakehouse.tables import Labels, Lakehouse, Table
 from game_events.pipeline.gold.plan import commented, player_agg
 from game_events.pipeline.schemas import store
-from game_events.plugins.export.chunks import DELIVERIES, failed_chunks_schema, outbox_schema
+from game_events.plugins.export.tables import DELIVERIES, failed_calls_schema, planned_schema
 from game_events.plugins.files import source as log
-from game_events.plugins.governance import record_filter as worker
+from game_events.plugins.governance import erased_people as worker
 from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema(
@@ -132,9 +132,9 @@ def test_comments_of_a_thousand_columns_have_a_limit_together():
         "event_log": system_tables.EVENT_LOG_SCHEMA,
         "erased_people": worker.SCHEMA,
         "source_files": log.SCHEMA,
-        "export_calls": outbox_schema("gamer_id"),
+        "export_calls": planned_schema("gamer_id"),
         "export_outcomes": DELIVERIES,
-        "export_failed_calls": failed_chunks_schema("gamer_id"),
+        "export_failed_calls": failed_calls_schema("gamer_id"),
     }.items(),
 )
 def test_every_column_of_the_projects_own_has_a_comment_and_no_other(key, schema):

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from game_events.lakehouse.data.staging import SAMPLE_ROWS, StagedWriter
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.catalog.sql import TablesSql
 from game_events_tests.support.edge_values import (
     Literals,
     Predicate,

@@ -12,14 +12,21 @@ from dagster import DagsterRunStatus
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.orchestration.alert_sensors import ALERTS, AlertCursor, build_alerts, send_run_alerts
-from game_events.orchestration.alerts import send_own_alerts
+from game_events.orchestration.alerts import (
+    VERSION,
+    Alert,
+    AlertCursor,
+    Sender,
+    send,
+    send_own_alerts,
+    send_run_alerts,
+)
 from game_events.orchestration.events import fail_for
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OWN_ALERTS, PROCESS_TAG, OwnRuns, end_dead_runs
-from game_events.orchestration.sensors import Memory, alert_on_lag
-from game_events.pipeline.monitoring import VERSION, Alert, PipelineLag, send
+from game_events.orchestration.sensors import Memory, alert_on_lag, build_sensor
+from game_events.pipeline.lag import PipelineLag
 from game_events.pipeline.reporting.result import TableReport
 from game_events_tests.support.fixtures.dagster import PROJECT
 from game_events_tests.support.keys import SILVER_KEY
@@ -102,7 +109,7 @@ class World:
         """What one tick told, and what it said of it."""
         before = len(self.receiver.bodies)
         context = dg.build_sensor_context(self.instance, cursor=self.cursor, repository_def=self.repository)
-        found = build_alerts(Graph.of())(context)
+        found = build_sensor("alerts", Graph.of())(context)
         self.cursor = context.cursor
         return self.receiver.bodies[before:], found.skip_message
 
@@ -136,7 +143,7 @@ def test_many_runs_that_fail_within_a_minute_are_all_told(receiver):
     with dg.DagsterInstance.ephemeral() as instance:
         failed = [World(instance, receiver).run("in words") for _ in range(3)]
         for _ in range(4):
-            send_run_alerts(instance, settings, OwnRuns.of(settings), cursor, ALERTS, at_once=1)
+            send_run_alerts(instance, settings, OwnRuns.of(settings), cursor, Sender(settings), at_once=1)
     assert [alert["run_id"] for alert in receiver.bodies] == failed
 
 

@@ -10,7 +10,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.system_tables import EVENT_LOG_SCHEMA
-from game_events_tests.support.keys import GOLD_KEY, REST_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events_tests.support.keys import EXPORT_KEY, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.worlds.own_module import DEVICES, extension
 
 
@@ -60,7 +60,7 @@ def test_tables_about_the_pipeline_have_their_columns_with_what_they_mean(graph)
 
 def test_the_receiver_of_the_export_is_behind_it_without_its_address(graph):
     receiver = graph.get(dg.AssetKey("rest_receiver"))
-    assert receiver.parent_keys == graph.get(dg.AssetKey("export_failed_calls")).parent_keys == {REST_KEY}
+    assert receiver.parent_keys == graph.get(dg.AssetKey("export_failed_calls")).parent_keys == {EXPORT_KEY}
     assert not re.search("127|token", f"{receiver.description}{receiver.metadata}")
 
 

@@ -10,7 +10,7 @@ from game_events.definitions import build_defs
 from game_events.orchestration.assets import source_assets
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.sensors import PARTITIONS_SHOWN, Memory, lag_event
-from game_events.pipeline.monitoring import PipelineLag
+from game_events.pipeline.lag import PipelineLag
 from game_events.sources.source import SourceSnapshot
 from game_events_tests.support.keys import BRONZE_KEY
 from game_events_tests.support.offsets import splits
@@ -104,7 +104,7 @@ def test_a_place_or_subject_with_characters_that_dagster_does_not_take_loads_all
 
 def test_of_very_many_partitions_the_event_has_those_with_most_lag_as_it_is_never_deleted():
     latest = splits("events", "one", dict.fromkeys(range(1_000), 10))
-    lag = {split: 7 if split.partition == 900 else 1 for split in latest}
+    lag = {split: 7 if split.number == 900 else 1 for split in latest}
     lagging = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 3), lag)
     ((event, *_), _) = lag_event(LIST, lagging, Memory(), 100.0)
     assert (event.metadata["partitions"].value, event.metadata["lag"].value) == (1_000, 1_006)

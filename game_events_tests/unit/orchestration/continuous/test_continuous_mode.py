@@ -19,7 +19,6 @@ from game_events.orchestration.continuous import (
     ROW_CHANGING_TAG,
     PastRun,
     build_continuous,
-    build_continuous_mode,
     decide,
     row_changing_run,
     run_under_way,
@@ -28,6 +27,7 @@ from game_events.orchestration.jobs import build_redecode, build_refresh
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import ENDED_BY_ITSELF, PROCESS_TAG, OwnRuns, is_gone, this_process
+from game_events.orchestration.sensors import build_sensor
 
 NOW = 1_700_000_000.0
 GRAPH, OWN = Graph.of(), OwnRuns.of(load_settings())
@@ -101,7 +101,7 @@ def test_a_process_that_is_gone_is_told_from_one_that_lives_and_from_one_nobody_
 @pytest.fixture
 def tick(instance):
     def look():
-        return build_continuous_mode(Graph.of())(dg.build_sensor_context(instance=instance))
+        return build_sensor("continuous_mode", Graph.of())(dg.build_sensor_context(instance=instance))
 
     return look
 

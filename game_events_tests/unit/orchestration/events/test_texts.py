@@ -110,4 +110,4 @@ def test_markdown_is_made_only_of_numbers_and_of_texts_that_were_escaped():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr == "md"
     }
-    assert made == {"continuous.py", "alert_sensors.py"}  # durations and names of layers; escaped troubles
+    assert made == {"continuous.py", "checks.py"}  # durations and names of layers; escaped troubles

@@ -13,7 +13,6 @@ from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, 
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.alert_sensors import build_dead_runs
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import (
     LAKEHOUSE_TAG,
@@ -24,7 +23,7 @@ from game_events.orchestration.runs import (
     lakehouse_tag,
     this_process,
 )
-from game_events.orchestration.sensors import writer_of_bronze
+from game_events.orchestration.sensors import build_sensor, writer_of_bronze
 from game_events_tests.support.fixtures.dagster import INSTANCE
 
 OWN = OwnRuns.of(load_settings())
@@ -77,7 +76,7 @@ def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(
     assert killed.status == DagsterRunStatus.STARTED
     assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 1
 
-    sensor = build_dead_runs(Graph.of())
+    sensor = build_sensor("dead_runs", Graph.of())
     found = sensor(dg.build_sensor_context(instance=instance))
     assert "ended 1 runs without a process" in found.skip_message
     after = instance.get_run_by_id(killed.run_id)

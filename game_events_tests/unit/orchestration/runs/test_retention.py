@@ -9,11 +9,11 @@ import pytest
 from dagster import DagsterRunStatus
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.alert_sensors import build_dead_runs
-from game_events.orchestration.continuous import HAND_OVER_S, HANDED_OVER, PastRun, build_continuous_mode, decide
+from game_events.orchestration.continuous import HAND_OVER_S, HANDED_OVER, PastRun, decide
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import ENDED_BY_ITSELF, PROCESS_TAG, OwnRuns, drop_old_runs, lakehouse_tag
+from game_events.orchestration.sensors import build_sensor
 
 PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
 NOW = 1_700_000_000.0
@@ -144,7 +144,7 @@ def test_runs_that_wait_or_work_stay_however_old(instance):
 def test_the_sensor_deletes_what_the_setting_calls_old(instance, monkeypatch):
     for _ in range(2):
         refresh.execute_in_process(instance=instance)
-    sensor = build_dead_runs(Graph.of())
+    sensor = build_sensor("dead_runs", Graph.of())
     for keep_h, said in (("1", False), ("0", False), ("0.0000001", True)):
         monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", keep_h)
         found = sensor(dg.build_sensor_context(instance=instance)).skip_message
@@ -165,7 +165,7 @@ def test_runs_of_another_team_and_of_another_lakehouse_stay(instance):
 
 
 def test_settings_that_are_broken_make_the_sensor_say_so_and_end_dead_runs_all_the_same(instance, monkeypatch):
-    sensor = build_dead_runs(Graph.of())
+    sensor = build_sensor("dead_runs", Graph.of())
     gone = TAGS | {PROCESS_TAG: f"{socket.gethostname()}:4000000:1"}
     dead = instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTED, tags=gone)
     monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "-1")
@@ -192,6 +192,6 @@ def test_a_run_that_has_lasted_long_enough_is_followed_by_another():
 def test_a_user_who_ends_a_run_that_repeats_one_with_the_tag_has_ended_it(instance, status):
     """The UI's "Re-execute" takes over all tags."""
     run = instance.add_run(dg.DagsterRun(job_name=JOB, status=status, tags={HANDED_OVER: "true"}))
-    found = build_continuous_mode(Graph.of())(dg.build_sensor_context(instance=instance))
+    found = build_sensor("continuous_mode", Graph.of())(dg.build_sensor_context(instance=instance))
     assert isinstance(found, dg.SkipReason)
     assert ENDED_BY_ITSELF not in run.tags

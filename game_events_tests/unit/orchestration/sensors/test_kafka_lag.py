@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from game_events.orchestration.sensors import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
-from game_events.pipeline.monitoring import PipelineLag
-from game_events.sources.source import Split
+from game_events.pipeline.lag import PipelineLag
+from game_events.sources.source import Partition
 from game_events_tests.support.offsets import seen, splits
 
 START = 1_000_000.0
@@ -112,7 +112,7 @@ def test_a_failed_game_does_not_make_new_records_wait():
 
 def test_a_start_that_is_not_settled_and_a_topic_that_was_truncated_ask_for_a_run_that_settles_it_or_says_so():
     assert decide(lag_of(end=10, at=10, made=False), Memory(), START).run_key
-    truncated = decide(lag_of(end=10, at=20, ahead=(Split("events", "one", 0),)), Memory(), START)
+    truncated = decide(lag_of(end=10, at=20, ahead=(Partition("events", "one", 0),)), Memory(), START)
     assert truncated.run_key
     assert "events[0] end before what bronze has read" in truncated.why
 

@@ -5,7 +5,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import build_new_games
+from game_events.orchestration.sensors import build_sensor
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events_tests.support.tables import put
 
@@ -15,7 +15,7 @@ class Looks:
 
     def __init__(self, instance, settings):
         self.instance, self.pipeline = instance, Pipeline(settings, no_spark)
-        self.sensor, self.cursor = build_new_games(Graph.of(settings)), None
+        self.sensor, self.cursor = build_sensor("new_games", Graph.of(settings)), None
 
     def table(self, *games):
         for game in games:

@@ -9,7 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.orchestration import sensors
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import SEARCH_S, build_schema_versions
+from game_events.orchestration.sensors import SEARCH_S, build_sensor
 from game_events.schema_registry import SubjectVersion
 
 #: The longest entry of an index of PostgreSQL, in which Dagster keeps the tags of runs: run keys are tags.
@@ -63,7 +63,7 @@ def look(instance, registry, tmp_path):
 
     def tick(topics, cursor=None):
         settings = load_settings(kafka_topic=",".join(topics), lakehouse=str(tmp_path))
-        sensor = build_schema_versions(Graph.of(settings), clock=lambda: registry.now)
+        sensor = build_sensor("schema_versions", Graph.of(settings), lambda: registry.now)
         context = dg.build_sensor_context(instance=instance, cursor=cursor)
         found = sensor(context)
         return found, found.cursor if isinstance(found, dg.SensorResult) else context.cursor

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from game_events.pipeline.bronze.staging import deadly_records
-from game_events.sources.source import MicroBatch, Split
+from game_events.sources.source import MicroBatch, Partition
 from game_events.spark.failures import WorkerCrashError
 
-LANES = [Split("t", "A" * 22, partition) for partition in range(3)]
+LANES = [Partition("t", "A" * 22, partition) for partition in range(3)]
 
 
 class Job:
@@ -18,7 +18,7 @@ class Job:
         self.deadly, self.killed, self.tried = set(deadly), set(killed), []
 
     def __call__(self, part):
-        records = {(split.partition, at) for split in part.start for at in range(part.start[split], part.end[split])}
+        records = {(split.number, at) for split in part.start for at in range(part.start[split], part.end[split])}
         assert len(records) == part.records
         self.tried.append(records)
         if records & self.deadly or len(self.tried) in self.killed:
@@ -28,7 +28,7 @@ class Job:
 def found(job, ends, starts=(0, 0, 0)):
     part = MicroBatch(dict(zip(LANES, starts, strict=False)), dict(zip(LANES, ends, strict=False)))
     deadly = deadly_records(part, WorkerCrashError("the whole slice"), job)
-    return {(split.partition, offset) for split, offset in deadly}
+    return {(split.number, offset) for split, offset in deadly}
 
 
 @pytest.mark.parametrize("deadly", [{(0, 0)}, {(2, 49_999)}, {(1, 0)}, {(0, 5), (1, 7), (2, 49_999)}])

@@ -15,10 +15,10 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offsets import epochs_unknown, refuse_cut_log
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.kafka.source import KafkaSource
-from game_events.sources.source import SourceSnapshot, Split
+from game_events.sources.source import Partition, SourceContext, SourceSnapshot
 from game_events_tests.support.model.bronze import Reader, Topic, pipeline_of, without_services
 
-SPLIT, IDLE = Split("t", "A" * 20 + "QA", 0), Split("t", "A" * 20 + "QA", 1)
+SPLIT, IDLE = Partition("t", "A" * 20 + "QA", 0), Partition("t", "A" * 20 + "QA", 1)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_each_slice_notes_the_leaders_epoch_and_a_bronze_without_a_note_gets_one
 def test_a_record_is_looked_up_once_for_each_leader():
     asked = []
     admin = SimpleNamespace(epochs_before=lambda at, _earliest: asked.append(dict(at)) or {SPLIT: 2})
-    source = KafkaSource(load_settings(), admin=admin)
+    source = KafkaSource(SourceContext(load_settings(), Lakehouse.of(load_settings())), admin)
 
     def written(epoch, at):
         return source.epochs_before(SourceSnapshot({}, {}, epochs={SPLIT: epoch}), {SPLIT: at})

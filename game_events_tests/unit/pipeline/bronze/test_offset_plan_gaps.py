@@ -16,7 +16,7 @@ from game_events.pipeline.checks.table_checks import offsets_continuous, offsets
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import batch_info, identity
 from game_events.pipeline.runs.refresh import refresh
-from game_events.sources.source import Gap, MicroBatch, Split
+from game_events.sources.source import Gap, MicroBatch, Partition
 from game_events_tests.support.offsets import by_partition, next_micro_batch, seen, splits
 from game_events_tests.support.pipelines import reading, without_spark
 from game_events_tests.support.tables import put
@@ -94,7 +94,7 @@ def test_a_topic_made_anew_stops_or_is_read_from_its_start_behind_a_gap_of_unkno
 def test_another_topic_by_setting_is_no_loss(table):
     now = seen("others", NEW, {0: 0}, {0: 2})
     part = next_micro_batch(STOP, table.open(), now, now.latest, 10)
-    assert (part.start, part.gaps) == ({Split("others", NEW, 0): 0}, ())
+    assert (part.start, part.gaps) == ({Partition("others", NEW, 0): 0}, ())
 
 
 @pytest.mark.parametrize(

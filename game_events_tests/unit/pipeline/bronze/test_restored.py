@@ -20,9 +20,9 @@ from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.erased_people import add_people, finish_people
 from game_events.plugins.governance.run import erase
-from game_events.sources.source import Split
+from game_events.sources.source import Partition
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import without_spark
@@ -52,7 +52,7 @@ def put_batches(table, batches=(), *details, **options):
 
 def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
-    ranges = {Split(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
+    ranges = {Partition(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
     apps = {split.app: to for split, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
     return put_batches(pipeline.bronze, [batch] * rows, apps, batch_info(batch, rows, 0, ranges))
 
@@ -136,9 +136,9 @@ def test_without_the_version_before_the_restore_the_error_names_the_full_refresh
 
 def erased(pipeline, number, *hashes):
     """As an erasure does it, but for the rows."""
-    add_suppressed(pipeline.lakehouse, b"a key of the tests", hashes, "run")
+    add_people(pipeline.lakehouse, b"a key of the tests", hashes, "run")
     put_batches(pipeline.bronze, set_transactions={Txn.ERASURES: number}, info={ERASED_ROWS: "1"})
-    finish_suppressed(pipeline.lakehouse, hashes)
+    finish_people(pipeline.lakehouse, hashes)
 
 
 @pytest.mark.parametrize("by_time", [False, True])

@@ -17,16 +17,15 @@ from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, 
 from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker import StageResult
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.offsets import offsets_of
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import SilverInput, Start
-from game_events.sources.source import Source
+from game_events.pipeline.silver.stage import GameStart, SilverInput
+from game_events.workers.results import FanOutResult, StagedRows
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
+from game_events_tests.support.sources import ScriptedSource
 from game_events_tests.support.tables import assert_nothing_left_over, put
 from game_events_tests.support.worlds.waves import at_point
 
@@ -34,7 +33,7 @@ TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
 
 
-class Topic(Source):
+class Topic(ScriptedSource):
     """A topic whose ends the test sets."""
 
     def __init__(self):
@@ -67,11 +66,11 @@ class World:
 
     def stage(self, pipeline, *planned):
         columns, part, batch, decided = planned[-4:]
-        offsets = [(p.partition, o) for p in part.end for o in range(part.start[p], part.end[p])]
+        offsets = [(p.number, o) for p in part.end for o in range(part.start[p], part.end[p])]
         rows = [dict(zip(COORDINATES, at, strict=True)) | {"_kafka_topic_id": ID, "_batch": batch} for at in offsets]
         bad = [r for r in rows if r["_kafka_offset"] % 3 == 0]
         new = [r | {"layer": "bronze"} for r in bad if r["_kafka_offset"] not in decided.get((ID, r["_kafka_partition"]), ())]
-        staged = StageResult(
+        staged = StagedRows(
             write(pipeline.bronze, bronze_schema(columns), [r for r in rows if r not in bad]),
             write(pipeline.quarantine, QUARANTINE_COLUMNS, new),
             set(),
@@ -203,7 +202,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
     silver, source = pipeline.lakehouse.silver("uno"), SilverInput.of(pipeline, pipeline.bronze.open())
     for batch in (0, 1):
         put(silver, OWN_COLUMNS.empty_table(), {source.bronze.app: batch}, info={BATCH_INFO: str(batch)})
-    start = Start(silver.open(), 1, 1)
+    start = GameStart(silver.open(), 1, 1)
     silver.open().restore(0)
     version = silver.open().version()
     outcome = settle(source, Decisions.read(pipeline, source.bronze.key), {"uno": start}, FanOutResult(), RunReport())

@@ -6,6 +6,7 @@ import uuid
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,13 +20,14 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.offsets import changes
 from game_events.pipeline.bronze.staging import decided_on
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
-from game_events.plugins.files.delta_table import TableSource
-from game_events.sources.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
+from game_events.plugins.files.delta_table import TABLE
+from game_events.sources.factory import make_source
+from game_events.sources.source import Gap, MicroBatch, Partition, SourceSnapshot
 from game_events_tests.support.offsets import next_micro_batch
 from game_events_tests.support.tables import put
 
 ONE, TWO = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
-A, B, C = Split("t.a", ONE, 0), Split("t.b", TWO, 0), Split("t.c", ONE, 0)
+A, B, C = Partition("t.a", ONE, 0), Partition("t.b", TWO, 0), Partition("t.c", ONE, 0)
 BY_PATTERN = load_settings(kafka_topic_pattern=r"t\..", on_data_loss="record_gap")
 
 
@@ -66,7 +68,7 @@ def test_a_topic_that_is_gone_is_told_once_and_not_again_when_it_is_made_anew(ta
         plan(table, {A: 0}, {A: 9}, load_settings(kafka_topic_pattern=r"t\.."))
     add(table, 2, {}, gone, known=(A,))
     assert plan(table, {A: 0}, {A: 9}) is None
-    anew = Split("t.b", ONE, 0)
+    anew = Partition("t.b", ONE, 0)
     part = plan(table, {A: 0, anew: 2}, {A: 9, anew: 5})
     assert part.gaps == (Gap("t.b", ONE, 0, 0, 2),), "what it had before anybody looked"
 
@@ -85,14 +87,15 @@ def test_a_topic_that_is_gone_is_told_though_the_log_was_shortened_while_no_reco
 
 def test_a_topic_that_the_settings_do_not_name_any_more_is_no_loss_and_goes_on_when_it_is_back(table):
     now = SourceSnapshot({A: 0}, {A: 9})
-    found = changes(load_settings(kafka_topic="t.a"), table.open(), now, next_offsets(table.open(), now.latest))
+    settings, bronze = load_settings(kafka_topic="t.a"), table.open()
+    found = changes(make_source(settings), settings, bronze, now, next_offsets(bronze, now.latest))
     assert not found.anything
     part = plan(table, {A: 0, B: 0}, {A: 9, B: 6}, load_settings(kafka_topic="t.a,t.b"))
     assert (part.start, part.end, part.joined) == ({B: 4}, {B: 6}, ())
 
 
 def test_a_partition_that_is_assigned_later_was_not_bronzes_before(table):
-    second = Split("t.a", ONE, 1)
+    second = Partition("t.a", ONE, 1)
     settings = load_settings(kafka_assign={"t.a": [0, 1], "t.b": [0]})
     part = plan(table, {A: 0, B: 0, second: 3}, {A: 9, B: 4, second: 5}, settings)
     assert (part.start, part.end, part.gaps) == ({second: 3}, {second: 5}, ())
@@ -104,7 +107,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 @given(st.dictionaries(st.tuples(names, st.integers(0, 9)), st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=5))
 def test_a_note_comes_back_whatever_a_topic_or_an_address_holds(ranges):
     ids = {name: str(uuid.uuid4()) for name, _ in ranges}
-    made = {Split(name, ids[name], number, TABLE): at for (name, number), at in ranges.items()}
+    made = {Partition(name, ids[name], number, TABLE): at for (name, number), at in ranges.items()}
     note = bronze_commit(batch_info(1, 2, 0, made, (), 0, [A]))
     assert (note.offsets, note.known["t.a"]) == (made, A)
 
@@ -123,7 +126,7 @@ def test_what_quarantine_has_decided_is_told_by_topic_and_of_a_table_by_its_reco
 
     assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 12}) == {(ONE, 0): {10}}
     assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 10, B: 10}) == {}
-    theirs = Split("/lake/bronze_events", str(uuid.uuid4()), 0, TABLE)
+    theirs = Partition("/lake/bronze_events", str(uuid.uuid4()), 0, TABLE)
     assert found({theirs: 2}, {theirs: 3}, {theirs: 3}) == {(ONE, 0): {9, 10}, (ONE, 1): {10}, (TWO, 0): {10}}
 
 
@@ -143,13 +146,13 @@ def grow(bronze, batch, rows, **txns):
 def test_a_table_is_read_batch_by_batch_as_many_as_there_is_room_for(theirs, tmp_path):
     def room(start, most):
         settings = load_settings(source_table=theirs.uri, lakehouse=str(tmp_path / "ours"), max_records_per_batch=most)
-        source = TableSource(settings)
+        source = make_source(settings)
         (split,) = source.snapshot().latest
         return source.batch_limit({split: start})
 
     assert [room(1, most) for most in (1, 3, 4, 5, 6, 100)] == [1, 1, 2, 2, 3, 3]
     assert [room(2, most) for most in (1, 2, 3)] == [1, 1, 2]
-    theirs.open().optimize.compact()
+    DeltaTable(theirs.uri).optimize.compact()
     assert room(1, 100) == 3
     assert 1 <= room(1, 3) <= 2, "of a compacted file a part"
 
@@ -157,14 +160,14 @@ def test_a_table_is_read_batch_by_batch_as_many_as_there_is_room_for(theirs, tmp
 def test_a_table_whose_rows_were_replaced_is_another_one_and_stops_the_run(theirs, tmp_path):
     ours = Lakehouse(str(tmp_path / "ours")).table(BRONZE)
     settings = load_settings(source_table=theirs.uri, lakehouse=str(tmp_path / "ours"), on_data_loss="record_gap")
-    now = TableSource(settings).snapshot()
+    now = make_source(settings).snapshot()
     (split,) = now.latest
     assert (now.earliest, now.latest) == ({split: 1}, {split: 4})
     add(ours, 1, {split: (1, 4)})
     assert next_micro_batch(settings, ours.open(), now, now.latest, 10) is None
     grow(theirs, 4, 1, **{Txn.INCARNATION: 4})
-    changed = TableSource(settings).snapshot()
-    assert TableSource(settings).changed(MicroBatch({split: 1}, {split: 4}))
+    changed = make_source(settings).snapshot()
+    assert make_source(settings).changed(MicroBatch({split: 1}, {split: 4}))
     with pytest.raises(DataError, match="has other rows than those"):
         next_micro_batch(settings, ours.open(), changed, changed.latest, 10)
     with pytest.raises(ConfigurationError, match="one bronze has one source"):
@@ -176,11 +179,11 @@ def test_a_table_that_cannot_be_the_source_is_named(address, says, tmp_path):
     ours = str(tmp_path / "ours")
     settings = load_settings(source_table=address.format(ours=f"{ours}/{BRONZE}"), lakehouse=ours)
     with pytest.raises(ConfigurationError, match=says):
-        TableSource(settings).snapshot()
+        make_source(settings).snapshot()
 
 
 def test_a_delta_table_that_is_no_bronze_is_named(tmp_path):
     other = Lakehouse(str(tmp_path)).table("other")
     commit(Commit(other, pa.schema([pa.field("n", pa.int64())]), [], {}, {}, None))
     with pytest.raises(ConfigurationError, match="no bronze table of this project: it has no column _batch, _kafka_headers"):
-        TableSource(load_settings(source_table=other.uri, lakehouse=str(tmp_path / "ours"))).snapshot()
+        make_source(load_settings(source_table=other.uri, lakehouse=str(tmp_path / "ours"))).snapshot()

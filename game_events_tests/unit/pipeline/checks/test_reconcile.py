@@ -1,4 +1,4 @@
-"""A check of the rows that are new, beside a live writer. The Spark job that counts bronze's rows is done by Polars."""
+"""A check of the rows that are new, beside a live writer. The Spark job that counts bronze's rows is replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
 from game_events.lakehouse.system_tables import Admission, CountedRows, GameRows, LeftOut
 from game_events.lakehouse.tables import BRONZE, Layer
-from game_events.pipeline.checks.reconcile import CountJobs, RowCounts, reconcile
+from game_events.pipeline.checks.reconcile import RowCounts, add_earlier, reconcile
 from game_events_tests.support.altered_tables import without_statistics
 from game_events_tests.support.faults import at_opening
 from game_events_tests.support.pipelines import without_spark
@@ -41,16 +41,24 @@ class World:
 
     def reconcile(self, changed=()):
         """A check of what is new since the one before, and of these games' tables."""
-        return reconcile(self.pipeline, changed, CountJobs(self._all_rows))
+        return reconcile(self.pipeline, changed, self._count)
 
     def left_out(self, batch):
         """A run over everything with an allow list that has not this game."""
         left_out = LeftOut(batch, batch, Admission(frozenset({"rummy"})))
         self.pipeline.progress.update(self.identity.key, lambda now: replace(now.done(Layer.SILVER, batch), left_out=left_out))
 
-    def _all_rows(self, _pipeline, handle, *_):
-        self.counts_of_all += 1
-        return RowCounts(Counter({None: handle.to_pyarrow_table().num_rows}))
+    def _count(self, _pipeline, handle, _decisions, taken, settled, above):
+        self.counts_of_all += not above
+        counts = RowCounts()
+        for row in handle.to_pyarrow_table().to_pylist() if above else ():
+            if row["_batch"] > above:
+                game = row["game_name"] if row["game_name"] in taken else None
+                late = game is not None and row["_batch"] > taken[game]
+                counts.rows[game] += 1
+                counts.pending[game] += late
+                counts.settled[None if late else game] += row["_batch"] <= settled
+        return counts if above else RowCounts(Counter({None: handle.to_pyarrow_table().num_rows}))
 
 
 @pytest.fixture
@@ -133,3 +141,25 @@ def test_a_bronze_without_statistics_is_compared_all_the_same(world):
     assert (found.passed, found.bronze, found.silver) == (True, 2, 2)
     DeltaTable(world.pipeline.lakehouse.silver("uno").uri).delete("_batch = 2")
     assert not world.reconcile({"uno"}).passed
+
+
+def test_the_rows_that_an_earlier_check_has_counted_belong_to_their_games_with_a_table():
+    counts = RowCounts(Counter({"uno": 6, None: 6}), settled=Counter({"uno": 4}))
+    add_earlier(counts, CountedRows(5, {"uno": GameRows(10, 1, 2), "gone": GameRows(7), None: GameRows(3)}), {"uno"})
+    assert counts.rows == {"uno": 16, None: 16}
+    assert counts.settled == {"uno": 14, None: 10}
+
+
+def test_a_table_that_has_more_than_progress_says_leads_to_a_count_of_all(world):
+    world.bronze(2)
+    world.silver(2)
+    world.pipeline.progress.update(world.identity.key, lambda now: replace(now, games={"uno": 1}))
+    world.reconcile()
+    assert world.counts_of_all == 1
+
+
+def test_a_table_that_is_gone_while_rows_wait_for_it_leads_to_a_count_of_all(world):
+    world.bronze(2)
+    shutil.rmtree(world.pipeline.lakehouse.silver("uno").uri)
+    assert world.reconcile().unrouted == 2
+    assert world.counts_of_all == 1

@@ -1,4 +1,4 @@
-"""The refresh of the unified table: crashes, concurrent runs, lost files, erased data subjects. No Spark."""
+"""The refresh of the unified table: crashes, concurrent runs, lost files, erased people. No Spark."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import UNIFIED, paths
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.catalog.query import TablesSql
-from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.scan import DataSubjects, EraseTask, without
+from game_events.plugins.catalog.sql import TablesSql
+from game_events.plugins.governance.commits import Erasure, remove_old_files, without
+from game_events.plugins.governance.erase_worker import EraseTask, PeopleToErase
 from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT
 from game_events_tests.support.worlds.waves import at_point, power_cut_at
 
-SUBJECTS = DataSubjects("gamer_id", "game_name", frozenset({"a"}))
+PEOPLE = PeopleToErase("gamer_id", "game_name", frozenset({"a"}))
 
 
 def test_sql_and_arrow_read_the_games_column_as_text(world):
@@ -144,7 +143,7 @@ def test_vacuum_of_an_erasure_removes_the_old_copies_with_golds_old_files(world)
     world.refresh()
     assert all(file.exists() for file in copies | golds)
     result = Erasure()
-    remove_old_files(world.pipeline, result, SUBJECTS)
+    remove_old_files(world.pipeline, result, PEOPLE)
     assert not any(file.exists() for file in copies | golds)
     assert result.removed_files[world.table.name] == 2
     assert world.shown() == {"rummy": {"b": 2}}
@@ -153,7 +152,7 @@ def test_vacuum_of_an_erasure_removes_the_old_copies_with_golds_old_files(world)
 def test_rows_that_are_erased_from_the_table_itself_leave_their_game_in_its_partition(world):
     world.refresh()
     table, files = world.table, paths(world.handle())
-    task = EraseTask({UNIFIED: table}, SUBJECTS, rewrite=True)
+    task = EraseTask({UNIFIED: table}, PEOPLE, rewrite=True)
     commit(without(table, world.handle(), [task.scan(UNIFIED, path) for path in files], "run"))
     assert world.shown() == {"rummy": {"b": 2}}
     # They are no copies of gold's files: the next refresh of the game replaces them.

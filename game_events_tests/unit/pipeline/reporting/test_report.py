@@ -10,8 +10,9 @@ import pytest
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RuleCounts
+from game_events.pipeline.reporting.result import BronzeResult, LayerResult
 from game_events.rules import Rule
+from game_events.workers.results import RuleCounts
 
 RULES = [Rule(name="level", sql="level > 0")]
 

@@ -13,8 +13,9 @@ from game_events.lakehouse.tables import Table
 from game_events.orchestration.events import table_metadata
 from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import BronzeResult, RuleCounts, TableReport
+from game_events.pipeline.reporting.result import BronzeResult, TableReport
 from game_events.rules import Rule
+from game_events.workers.results import RuleCounts
 
 RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop", games=("uno",)))
 

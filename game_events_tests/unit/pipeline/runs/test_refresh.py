@@ -13,7 +13,6 @@ from game_events.config.extensions import Extensions
 from game_events.extending import GoldAggregate, count
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.gold import refresh as gold
 from game_events.pipeline.gold.execute import Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
@@ -22,6 +21,7 @@ from game_events.pipeline.runs import refresh
 from game_events.pipeline.runs.refresh import EVERYTHING, Selection, TriggeredRun, selection_of
 from game_events.pipeline.silver import refresh as passes
 from game_events.pipeline.silver.stage import Staging
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.model.world import World
 from game_events_tests.support.pipelines import without_spark

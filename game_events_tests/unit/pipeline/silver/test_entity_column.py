@@ -9,10 +9,10 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import Mark
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import refresh
 from game_events.pipeline.silver.stage import SilverInput
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 

@@ -6,10 +6,10 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import refresh as silver
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 

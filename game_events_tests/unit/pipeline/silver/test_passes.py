@@ -10,12 +10,12 @@ from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import next_incarnation, settle
 from game_events.pipeline.silver.refresh import SilverRun, is_at_watermark, starts_of
-from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.pipeline.silver.stage import GameStart, SilverInput
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -53,13 +53,13 @@ class Counted:
 def test_a_table_is_at_the_watermark_if_it_lacks_no_row_below_it_and_has_none_above(known, left_out, taken, expected):
     games = {"uno": known} if known is not None else {}
     state = Progress("b", floors={Layer.SILVER: 5}, games=games, left_out=left_out)
-    assert is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), taken, taken)) is expected
+    assert is_at_watermark(state, NO_DECISIONS, "uno", GameStart(Counted(), taken, taken)) is expected
 
 
 def test_quarantines_decision_on_rows_that_silver_lacks_holds():
     state = Progress("b", floors={Layer.SILVER: 5}, games={"uno": 5})
-    assert is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), 5, 5, decided=5))
-    assert not is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), 5, 5, decided=6))
+    assert is_at_watermark(state, NO_DECISIONS, "uno", GameStart(Counted(), 5, 5, rejections_decided_to=5))
+    assert not is_at_watermark(state, NO_DECISIONS, "uno", GameStart(Counted(), 5, 5, rejections_decided_to=6))
 
 
 def test_a_game_without_rejected_rows_is_decided_too(tmp_path):
@@ -74,7 +74,7 @@ def test_a_game_without_rejected_rows_is_decided_too(tmp_path):
 
 @pytest.mark.parametrize(("handle", "expected"), [(None, 0), (Counted(), 1), (Counted(3), 4)])
 def test_rows_that_replace_others_are_another_incarnation(handle, expected):
-    assert next_incarnation(NO_DECISIONS, "uno", Start(handle, None, 0, replace=True)) == expected
+    assert next_incarnation(NO_DECISIONS, "uno", GameStart(handle, None, 0, replace=True)) == expected
 
 
 def test_a_games_commit_lands_although_the_log_has_lost_meanwhile_what_it_was_planned_from(tmp_path):

@@ -6,7 +6,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun, cycle
 from game_events.pipeline.silver.refresh import refresh_silver

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from game_events.errors import ExtensionError, UserCodeError
-from game_events.pipeline.fanout.job import FanOutResult, Routing
 from game_events.pipeline.silver.stage import stage_games
 from game_events.spark.failures import WorkerCrashError
+from game_events.workers.fanout import Routing
+from game_events.workers.results import FanOutResult
 
 
 class FailingStaging:

@@ -3,12 +3,12 @@
 import pytest
 
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.pipeline.silver.stage import GameStart, SilverInput
 from game_events.rules import Rule
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -39,7 +39,7 @@ def test_a_run_that_has_read_the_bronze_before_decides_nothing(pipeline):
     advance(pipeline.bronze, OWN_COLUMNS, batch=2, generation=2)
     before = pipeline.quarantine.open().version()
     decisions = Decisions.read(pipeline, source.bronze.key)
-    outcome = settle(source, decisions, {"uno": Start(None, None, 0)}, FanOutResult(), RunReport())
+    outcome = settle(source, decisions, {"uno": GameStart(None, None, 0)}, FanOutResult(), RunReport())
     assert outcome.again == {"uno"}
     assert pipeline.quarantine.open().version() == before
     assert pipeline.lakehouse.silver("uno").open() is None

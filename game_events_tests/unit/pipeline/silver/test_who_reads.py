@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.pipeline.fanout import job
-from game_events.pipeline.fanout.job import Routing, is_shuffled, shares_for, tasks_for
-from game_events.pipeline.fanout.rows import FileRows
+from game_events.pipeline import fanout
+from game_events.pipeline.fanout import is_shuffled, shares_for, tasks_for
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.judging import Violations
 from game_events.pipeline.silver import stage as module
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start
+from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging
 from game_events.rules import Rule
+from game_events.workers.fanout import Routing
+from game_events.workers.rows import FileRows
+from game_events.workers.rules import Violations
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -35,7 +36,7 @@ def pipeline(tmp_path, monkeypatch):
     for batch in (1, 2, 3):
         put(made.bronze, {"game_name": [f"a{batch}", f"b{batch}", "uno"], "_batch": [batch] * 3}, {Txn.BATCH: batch})
     monkeypatch.setattr(FileRows, "numbers", lambda *_: None)
-    monkeypatch.setattr(module, "stage", lambda _, task: task)
+    monkeypatch.setattr(module, "write_game_files", lambda _, task: task)
     monkeypatch.setattr(Staging, "rows", spark_reads)
     return made
 
@@ -48,8 +49,8 @@ def staging(pipeline, above=0, rules=(), **options):
 
 
 def test_workers_read_the_files_with_later_batches_each_once(pipeline, monkeypatch):
-    monkeypatch.setattr(job, "TASK_ROWS", 2)
-    monkeypatch.setattr(job, "MIN_ROWS_UNSHUFFLED", 0)
+    monkeypatch.setattr(fanout, "TASK_ROWS", 2)
+    monkeypatch.setattr(fanout, "MIN_ROWS_UNSHUFFLED", 0)
     work = staging(pipeline, above=1)
     tasks = work.stage().source.tasks
     assert len(tasks) == 3, "six rows"
@@ -61,13 +62,13 @@ def test_workers_read_the_files_with_later_batches_each_once(pipeline, monkeypat
 @pytest.mark.parametrize(
     "needs_sql",
     [
-        {"starts": {"uno": Start(None, None, 0)}},
+        {"starts": {"uno": GameStart(None, None, 0)}},
         {"left_out": frozenset({"uno"})},
         {"games": 10**9},
     ],
 )
 def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, monkeypatch, needs_sql):
-    for part in (job, module):
+    for part in (fanout, module):
         monkeypatch.setattr(part, "TASK_ROWS", 2)
     with pytest.raises(SparkReadsError):
         staging(pipeline, **needs_sql).stage()
@@ -81,7 +82,7 @@ def test_with_rules_workers_read_the_files_and_get_the_rows_that_violate_rules_u
     work = staging(pipeline, rules=(Rule(name="r", sql="true"),))
     task = work.stage()
     assert task.source.violations == Violations(None, {})
-    assert asked == [(task.split, work.files)]
+    assert asked == [(task.outcome, work.files)]
     with pytest.raises(SparkReadsError):
         work.stage()
 

@@ -10,7 +10,7 @@ import pytest
 
 from game_events.errors import ConfigurationError, LostFileError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.catalog.sql import TablesSql
 from game_events_tests.support.tables import put
 
 #: Every kind of statement that DuckDB has, with the places that it may be pointed at.

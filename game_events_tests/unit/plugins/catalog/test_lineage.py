@@ -15,7 +15,7 @@ from game_events.pipeline.event_log import RunLog, recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult, TableReport
 from game_events.plugins.catalog.openlineage_events import LineageRun, inputs_of, output
-from game_events.sources.source import Split
+from game_events.sources.source import Partition
 from game_events_tests.support.openlineage_spec import check_event
 from game_events_tests.support.servers.webhook import Receiver
 
@@ -23,7 +23,7 @@ KEY = "planted-lineage-key-7d1"
 RUN = "3b1f7a52-9c58-4a6e-8f0a-5f5a7c1b2d3e"
 COLUMNS = [("game_name", "string"), ("gamer_id", "string"), ("event_timestamp", "timestamp"), ("_batch", "int64")]
 GOLD = [("gamer_id", "string"), ("session_count", "int64"), ("min_timestamp", "t"), ("max_timestamp", "t")]
-OFFSETS = {Split("events", "t1", 0): (10, 15), Split("events", "t1", 1): (0, 4)}
+OFFSETS = {Partition("events", "t1", 0): (10, 15), Partition("events", "t1", 1): (0, 4)}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.catalog.sql import TablesSql
 from game_events_tests.support.tables import put
 from game_events_tests.support.waiting import until
 

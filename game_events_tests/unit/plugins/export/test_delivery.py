@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.plugins.export.delivery import MAX_ANSWER_BYTES, Calls, RestTarget, client
-from game_events.plugins.export.rate_limiter import RateLimiter
+from game_events.plugins.export.delivery import MAX_ANSWER_BYTES, Calls, ExportTarget, client
 from game_events_tests.support.servers.rest_receiver import receiving
 
 BOMB = gzip.compress(b"x" * 50_000_000)
@@ -46,9 +45,9 @@ def delivered(status, headers, body):
 
     async def call():
         async with answering(status, headers, body, sent) as url:
-            target = RestTarget.of(load_settings(rest_url=url, rest_max_attempts=1))
+            target = ExportTarget.of(load_settings(rest_url=url, rest_max_attempts=1))
             async with client(target) as session:
-                return await Calls(target, session, RateLimiter(None)).deliver("k", b"[]")
+                return await Calls(target, session).deliver("k", b"[]")
 
     return asyncio.run(call()), sum(sent)
 

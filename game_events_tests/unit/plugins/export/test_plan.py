@@ -13,9 +13,10 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export import run
-from game_events.plugins.export.chunks import CutChunks, ExportTables, outbox_schema
-from game_events.plugins.export.result import Export
 from game_events.plugins.export.rows import OnReplaced
+from game_events.plugins.export.run import Export
+from game_events.plugins.export.tables import ExportTables, planned_schema
+from game_events.plugins.export.worker import CutChunks
 from game_events_tests.support.worlds.export import World
 from game_events_tests.unit.plugins.export.test_chunks import ORIGINS, rows
 
@@ -49,13 +50,13 @@ def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tri
 def test_rows_and_chunks_that_were_fixed_are_counted_of_one_slice_alone(tmp_path: Path):
     tables, account = ExportTables.of(Lakehouse(str(tmp_path)), "gamer_id"), Export()
     for number in (1, 2):
-        outbox = tables.outbox.open()
-        writer = StagedWriter(tables.outbox, outbox_schema("gamer_id"))
-        for part in CutChunks(tables.outbox, "gamer_id", number, 3, 10_000, ORIGINS).cut([rows(*[10] * 7)], 0):
+        planned = tables.planned.open()
+        writer = StagedWriter(tables.planned, planned_schema("gamer_id"))
+        for part in CutChunks(tables.planned, "gamer_id", number, 3, 10_000, ORIGINS).cut([rows(*[10] * 7)], 0):
             writer.write(part)
-        run._commit(tables, outbox, writer.close(), {}, {}, account)
+        run._commit(tables, planned, writer.close(), {}, {}, account)
         assert (account.planned_rows, account.planned_chunks) == (7 * number, 3 * number)
-    run._commit(tables, tables.outbox.open(), [], {}, {}, account)
+    run._commit(tables, tables.planned.open(), [], {}, {}, account)
     assert (account.planned_rows, account.planned_chunks) == (14, 6)
 
 
@@ -69,4 +70,4 @@ def test_files_without_rows_are_no_work_and_end_the_export(tmp_path: Path, monke
     monkeypatch.setattr(run, "file_rows", lambda *_: None)
     monkeypatch.setattr(run, "_staged", lambda *_: [])
     assert not run.plan_files(pipeline, tables, Export(), str(folder))
-    assert tables.outbox.open() is None
+    assert tables.planned.open() is None

@@ -4,16 +4,22 @@ import random
 
 import pytest
 
-from game_events.plugins.export.rate_limiter import GRACE_S, RateWindow
+from game_events.plugins.export.delivery import GRACE_S, RateWindow
 from game_events_tests.support.servers.rest_receiver import busiest
 
 
-def simulated(limit, seconds, work, in_flight, stall=0.0):
+def window(per_second, per_minute):
+    limits = [(per_second, 1.0), (per_minute, 60.0)]
+    return RateWindow(tuple(limit for limit in limits if limit[0]))
+
+
+def simulated(limit, seconds, work, in_flight, stall=0.0, now=0.0):
     """Calls of callers who always want to call: when each of them reached the receiver.
 
-    `work`: seconds that the receiver takes; `stall`: seconds by which the way there, and back, may be longer than 2 ms.
+    `work`: seconds that the receiver takes; `stall`: seconds by which the way there, and back, may be longer than 2 ms; `now`:
+    when it begins, `seconds`: when it ends.
     """
-    chance, now, arrivals, running = random.Random(1), 0.0, [], []  # noqa: S311
+    chance, arrivals, running = random.Random(1), [], []  # noqa: S311
     while now < seconds:
         for end, number in [r for r in running if r[0] <= now]:
             limit.release(number, end)
@@ -43,7 +49,7 @@ LATENCIES = {
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize(("per_s", "per_min"), [(50, 0), (7, 0), (300, 3_000), (0, 240)])
 def test_no_window_of_the_receiver_has_more_calls_than_the_cap_wherever_it_begins(latency, per_s, per_min):
-    times = simulated(RateWindow.of(per_s, per_min), 130, LATENCIES[latency], 64, stall=GRACE_S - 0.01)
+    times = simulated(window(per_s, per_min), 130, LATENCIES[latency], 64, stall=GRACE_S - 0.01)
     if per_s:
         assert busiest(times, 1.0) <= per_s
     if per_min:
@@ -53,14 +59,14 @@ def test_no_window_of_the_receiver_has_more_calls_than_the_cap_wherever_it_begin
 
 @pytest.mark.parametrize("latency", ["1 ms", "34 ms", "95 ms"])
 def test_callers_who_always_want_to_call_use_more_than_95_percent_of_the_cap(latency):
-    times = simulated(RateWindow.of(100, 0), 60, LATENCIES[latency], 64)
+    times = simulated(window(100, 0), 60, LATENCIES[latency], 64)
     assert len(times) >= 0.95 * 100 * 60
-    times = simulated(RateWindow.of(0, 600), 600, LATENCIES[latency], 64)
+    times = simulated(window(0, 600), 600, LATENCIES[latency], 64)
     assert len(times) >= 0.95 * 600 * 10
 
 
 def test_a_call_that_is_never_answered_gives_its_place_back():
-    limit = RateWindow.of(1, 0)
+    limit = window(1, 0)
     assert limit.acquire(0.0) == 1
     assert limit.acquire(1.0) is None
     assert limit.wait_s(1.0) == pytest.approx(GRACE_S)
@@ -70,6 +76,31 @@ def test_a_call_that_is_never_answered_gives_its_place_back():
 
 
 def test_without_a_cap_every_call_may_be_made():
-    limit = RateWindow.of(0, 0)
-    assert limit.windows == ()
-    assert [limit.acquire(0.0) for _ in range(1000)][-1] == 1000
+    limit = window(0, 0)
+    for _ in range(1000):
+        limit.release(limit.acquire(0.0), 0.0)
+    assert limit.ages(0.0) == []
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize(("per_s", "per_min"), [(50, 0), (300, 3_000), (0, 240)])
+def test_a_micro_batch_counts_the_calls_of_the_one_before(latency, per_s, per_min):
+    times, ages, began = [], [], 0.0
+    for pause in [0.0, 0.2, 0.9, 0.0, 30.0] * 4:
+        began += pause
+        limit = window(per_s, per_min)
+        limit.resume([age + pause for age in ages], began)
+        ended = began + 3.1
+        times += simulated(limit, ended, LATENCIES[latency], 64, GRACE_S - 0.01, began)
+        ages, began = limit.ages(ended), ended
+    assert busiest(sorted(times), 1.0) <= (per_s or per_min)
+    assert busiest(sorted(times), 60.0) <= (per_min or 60 * per_s)
+    assert len(times) > 100
+
+
+def test_a_used_up_window_lets_nobody_call_until_all_of_it_has_passed():
+    limit = window(2, 3)
+    limit.resume_used_up(100.0)
+    assert limit.acquire(100.0) is None
+    assert limit.wait_s(100.0) == pytest.approx(60.0 + GRACE_S)
+    assert limit.acquire(160.1 + GRACE_S) is not None

@@ -11,7 +11,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.plugins.export.delivery import RestTarget, preflight
+from game_events.plugins.export.delivery import ExportTarget, preflight
 from game_events_tests.support.servers.rest_receiver import receiving
 
 TOKEN, PASSWORD = "planted-token-51c2", "hunter22"
@@ -27,7 +27,7 @@ UNUSABLE = (
 
 
 def target(**settings):
-    return RestTarget.of(load_settings(**({"rest_url": URL} | settings)))
+    return ExportTarget.of(load_settings(**({"rest_url": URL} | settings)))
 
 
 @pytest.mark.parametrize(

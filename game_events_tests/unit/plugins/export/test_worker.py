@@ -1,12 +1,11 @@
-"""Tasks at work on an outbox, without Spark: what it adds is tried in test_export.py."""
+"""Tasks at work on planned calls, without Spark: what it adds is tried in test_export.py."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
@@ -14,60 +13,90 @@ import numpy as np
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.errors import ConflictError, TransientError
+from game_events.errors import ConflictError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.plugins.export.chunks import CutChunks, ExportTables, outbox_schema
-from game_events.plugins.export.delivery import RestTarget, retry_after_s
-from game_events.plugins.export.rate_limiter import (
-    LOOPBACK,
-    STRANGERS,
-    LimiterAddress,
-    RateLimiterServer,
-    RateWindow,
-    limiter_host,
-)
-from game_events.plugins.export.result import Export
-from game_events.plugins.export.run import _take_over, commit_slice, next_slice
-from game_events.plugins.export.worker import SendChunks
+from game_events.plugins.export import worker
+from game_events.plugins.export.delivery import GRACE_S, ExportTarget, RateWindow, retry_after_s
+from game_events.plugins.export.run import Export, _take_over, commit_slice, next_slice
+from game_events.plugins.export.tables import ExportTables, planned_schema
+from game_events.plugins.export.worker import CutChunks, SendChunks
 from game_events_tests.support.servers.rest_receiver import receiving
-from game_events_tests.support.waiting import until
 from game_events_tests.unit.plugins.export.test_chunks import ORIGINS, rows
 
 TASKS = 3
 
 
-def job(folder: Path, url: str, chunks: int, limiter: LimiterAddress | None = None, **settings: object) -> SendChunks:
+def job(folder: Path, url: str, chunks: int, tasks: int = TASKS, **settings: object) -> SendChunks:
     """So many chunks of one row, fixed and not sent."""
     tables = ExportTables.of(Lakehouse(str(folder / "lakehouse")), "gamer_id")
-    number = next_slice(tables, None)
-    writer = StagedWriter(tables.outbox, outbox_schema("gamer_id"))
-    for part in CutChunks(tables.outbox, "gamer_id", number, 1, 10_000, ORIGINS).cut([rows(*[10] * chunks)], 0):
+    before = tables.planned.open()
+    number = next_slice(tables, before)
+    writer = StagedWriter(tables.planned, planned_schema("gamer_id"))
+    for part in CutChunks(tables.planned, "gamer_id", number, 1, 10_000, ORIGINS).cut([rows(*[10] * chunks)], 0):
         writer.write(part)
-    commit_slice(tables, None, writer.close(), {}, {})
-    outbox = tables.outbox.open()
-    assert outbox is not None
-    waiting = tables.waiting(outbox, tables.deliveries.open())
+    commit_slice(tables, before, writer.close(), {}, {})
+    planned = tables.planned.open()
+    assert planned is not None
+    waiting = tables.waiting(planned, tables.deliveries.open())
     numbers, counts = (waiting.column(name).to_numpy().astype(np.int64) for name in ("chunk", "rows"))
-    target = RestTarget.of(load_settings(rest_url=url, **settings))
-    return SendChunks(
-        tables, target, paths(outbox), number, numbers, counts, TASKS, _take_over(tables, "a run"), "a run", limiter
-    )
+    target = ExportTarget.of(load_settings(rest_url=url, **settings))
+    run = _take_over(tables, "a run")
+    return SendChunks(tables, target, paths(planned), number, numbers, counts, tasks, run, "a run")
 
 
-def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: Path):
-    # This machine may be so busy that calls take longer to arrive than the guarantee assumes.
-    limit = RateWindow.of(40, 0, grace_s=30.0)
-    with receiving(tmp_path / "log", latency_ms=20) as receiver, RateLimiterServer(limit, LOOPBACK) as limiter:
-        sending = job(tmp_path, receiver.url, 120, limiter)
+def test_tasks_share_the_chunks_and_their_results_are_one(tmp_path: Path):
+    with receiving(tmp_path / "log", latency_ms=20) as receiver:
+        sending = job(tmp_path, receiver.url, 120)
         with ThreadPoolExecutor(TASKS) as pool:
             done = list(pool.map(sending.run_task, range(TASKS)))
         sending.note([file for _, files in done for file in files])
         account = Export()
         account.add([task for task, _ in done])
         assert (account.delivered_rows, account.delivered_chunks, account.calls, account.tasks) == (120, 120, 120, TASKS)
+        assert sending.tables.waiting(sending.tables.planned.open(), sending.tables.deliveries.open()).num_rows == 0
+
+
+def test_the_cap_holds_in_every_second_at_the_receiver_also_over_two_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # This machine may be so busy that calls take longer to arrive than the guarantee assumes.
+    monkeypatch.setattr(worker, "RateWindow", partial(RateWindow, grace_s=30.0))
+    with receiving(tmp_path / "log", latency_ms=20) as receiver:
+        counted: list[float] = []
+        for chunks in (50, 30):
+            sending = replace(job(tmp_path, receiver.url, chunks, 1, rest_calls_per_s=40), counted=counted)
+            account, files = sending.run_task(0)
+            sending.note(files)
+            assert (account.delivered, account.calls) == (chunks, chunks)
+            counted = account.counted
+            assert counted
         assert receiver.busiest(1.0) <= 40
-        assert sending.tables.waiting(sending.tables.outbox.open(), sending.tables.deliveries.open()).num_rows == 0
+
+
+def test_one_task_with_a_cap_has_the_calls_of_all_tasks_under_way():
+    settings = {"rest_url": "http://127.0.0.1:1/", "rest_tasks": 3, "rest_calls_per_task": 5}
+    assert ExportTarget.of(load_settings(**settings)).calls == 5
+    capped = ExportTarget.of(load_settings(**settings, rest_calls_per_min=7))
+    assert (capped.calls, capped.limits) == (15, ((7, 60.0),))
+
+
+def test_a_receiver_that_throttles_fails_hangs_and_closes_gets_every_chunk_also_with_a_cap(tmp_path: Path):
+    faults = {"throttle_share": 0.1, "error_share": 0.2, "hang_share": 0.1, "close_share": 0.2}
+    quick = {"rest_retry_delay_s": 0.02, "rest_timeout_s": 0.4, "rest_max_attempts": 30}
+    with receiving(tmp_path / "log", **faults, retry_after_s=1, seed=4) as receiver:
+        account, _ = job(tmp_path, receiver.url, 20, 1, rest_calls_per_s=1_000, **quick).run_task(0)
+        assert (account.delivered, account.stopped) == (20, None)
+        assert account.calls == len(receiver.calls)
+        assert account.answers.keys() == {"200", "429", "503", "timeout", "connection broken"}
+
+
+def test_a_task_that_spark_tries_again_lets_a_window_pass_as_it_does_not_know_the_calls_of_the_attempt_before(tmp_path: Path):
+    with receiving(tmp_path / "log") as receiver:
+        sending = job(tmp_path, receiver.url, 2, 1, rest_calls_per_s=2)
+        began = time.time()
+        assert sending.run_task(0, again=True)[0].delivered == 2
+        assert receiver.calls[0]["time"] - began > 1.0 + GRACE_S
 
 
 def test_an_attempt_of_spark_after_another_sends_only_what_is_not_noted(tmp_path: Path):
@@ -93,85 +122,20 @@ def test_what_tasks_had_not_noted_when_they_ended_is_one_commit_and_none_if_anot
         ledger = sending.tables.deliveries.open()
         assert ledger is not None
         assert ledger.version() == before.version() + 1
-        assert sending.tables.waiting(sending.tables.outbox.open(), ledger).num_rows == 0
+        assert sending.tables.waiting(sending.tables.planned.open(), ledger).num_rows == 0
         _take_over(sending.tables, "another run")
         with pytest.raises(ConflictError, match="another run of the export has taken over"):
             sending.note(files)
 
 
-def test_chunks_of_an_outbox_that_was_deleted_and_made_anew_are_not_taken_for_those_that_were_sent_before(tmp_path: Path):
+def test_chunks_of_a_table_that_was_deleted_and_made_anew_are_not_taken_for_those_that_were_sent_before(tmp_path: Path):
     with receiving(tmp_path / "log") as receiver:
         for chunks in (3, 5):
             sending = job(tmp_path, receiver.url, chunks)
             done = [sending.run_task(task) for task in range(TASKS)]
             sending.note([file for _, files in done for file in files])
             assert sum(account.delivered for account, _ in done) == chunks
-            rmtree(sending.tables.outbox.uri)
-
-
-def test_a_rate_limiter_that_cannot_listen_leaves_no_thread(monkeypatch):
-    async def full(*_):
-        raise OSError("Too many open files")
-
-    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", full)
-    with pytest.raises(OSError, match="Too many open files"), RateLimiterServer(RateWindow.of(1, 0), LOOPBACK):
-        pytest.fail("nobody can ask")
-    assert not [thread for thread in threading.enumerate() if thread.name == "rest-rate-limiter"]
-
-
-def test_who_connects_and_says_nothing_is_sent_away_and_keeps_no_task_from_asking(tmp_path: Path):
-    server = RateLimiterServer(RateWindow.of(1_000, 0), LOOPBACK, hello_s=0.5)
-    with server as limiter, receiving(tmp_path / "log") as receiver:
-        silent = [socket.create_connection((limiter.host, limiter.port)) for _ in range(3 * STRANGERS)]
-        silent[-1].sendall(b"x" * 1_000_000)
-        account, _ = job(tmp_path, receiver.url, 3, limiter).run_task(0)
-        assert (account.delivered, account.stopped) == (1, None)
-        for one in silent:
-            one.settimeout(30)
-            with suppress(ConnectionError):
-                while one.recv(65_536):
-                    pass  # until the server has ended it
-            one.close()
-
-
-def test_a_task_that_cannot_ask_for_leave_makes_no_call_and_says_which_setting_helps(tmp_path: Path):
-    with RateLimiterServer(RateWindow.of(1, 0), LOOPBACK) as limiter:
-        gone = limiter
-    with receiving(tmp_path / "log") as receiver:
-        account, _ = job(tmp_path, receiver.url, 3, gone).run_task(0)
-        assert account.kind == TransientError.__name__
-        assert "GAME_EVENTS_REST_PERMIT_HOST" in str(account.stopped)
-        assert receiver.calls == []
-
-
-def test_calls_that_are_answered_after_the_run_is_gone_are_noted(tmp_path: Path):
-    with receiving(tmp_path / "log", latency_ms=500) as receiver, ThreadPoolExecutor(1) as pool:
-        with RateLimiterServer(RateWindow.of(1_000, 0), LOOPBACK) as limiter:
-            sending = job(tmp_path, receiver.url, 9, limiter)
-            task = pool.submit(sending.run_task, 0)
-            until(lambda: len(receiver.calls) == 3, what="the calls")
-        account, files = task.result(30)
-        assert (account.delivered, sum(file.rows for file in files)) == (3, 3)
-
-
-def test_calls_that_failed_before_the_run_was_gone_wait_for_the_next_one(tmp_path: Path):
-    with receiving(tmp_path / "log", error_share=1.0) as receiver, ThreadPoolExecutor(1) as pool:
-        with RateLimiterServer(RateWindow.of(1, 0), LOOPBACK) as limiter:
-            sending = job(tmp_path, receiver.url, 9, limiter, rest_calls_per_task=1, rest_max_attempts=1)
-            task = pool.submit(sending.run_task, 0)
-            until(lambda: receiver.calls, what="the first call")
-        account, files = task.result(30)
-        assert (account.failed, files) == (0, [])
-        assert "gone" in str(account.stopped)
-        assert sending.tables.failed_chunks.open() is None
-
-
-def test_executors_of_this_machine_ask_on_loopback_and_others_by_a_name():
-    assert limiter_host(load_settings(spark_master="local[4]")) == LOOPBACK
-    for remote in ("sc://localhost:15002", "sc://127.0.0.1:15002/;user_id=x", "unix:/tmp/x/socket"):
-        assert limiter_host(load_settings(spark_remote=remote)) == LOOPBACK
-    assert limiter_host(load_settings(spark_master="spark://cluster:7077")) != LOOPBACK
-    assert limiter_host(load_settings(spark_master="spark://cluster:7077", rest_permit_host="driver-1")) == "driver-1"
+            rmtree(sending.tables.planned.uri)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from game_events.plugins.files.location import LINK, MAX_DEPTH, NotAFileError, S
 from game_events.plugins.files.schemas import FileSchemas
 from game_events.plugins.files.source import FileSource
 from game_events.schema_registry import RegistrySchema
+from game_events.sources.source import SourceContext
 from game_events_tests.support.worlds.file_samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.unit.plugins.files.test_reader import KINDS, PLENTY, Read
 
@@ -254,7 +255,7 @@ def test_a_name_that_is_no_text_is_skipped_and_told_and_the_others_are_taken_in(
         path = Path(os.fsdecode(os.fsencode(landing) + b"/" + name))
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"{}")
-    source = FileSource(file_settings.model_copy(update={"files_settle_s": 0}), Lakehouse.of(file_settings))
+    source = FileSource(SourceContext(file_settings.model_copy(update={"files_settle_s": 0}), Lakehouse.of(file_settings)))
     source.snapshot()
     source.snapshot()
     assert dict(source.counts) == {"taken": 1, "skipped": 2, "waiting": 0, "links": 0, "changed": 0}
@@ -267,7 +268,7 @@ def test_a_name_never_makes_a_line_of_the_log(landing: Path, file_settings: Sett
     name = "a\nlevel=error forged=true.jsonl"
     put(landing, name, b"{}")
     (landing / "b\nforged=true").symlink_to("nowhere")
-    source = FileSource(file_settings, Lakehouse.of(file_settings))
+    source = FileSource(SourceContext(file_settings, Lakehouse.of(file_settings)))
     source.snapshot()
     put(landing, name, b"{ }", age_s=50)
     source.snapshot()

@@ -24,8 +24,7 @@ from game_events.plugins.files import avro_container
 from game_events.plugins.files import records as rows
 from game_events.plugins.files.location import RECORDS, SourceLocation, marked_records
 from game_events.plugins.files.readers import FileReader, FileReading, format_of
-from game_events.plugins.files.records import FileLimits
-from game_events.plugins.files.schemas import NamedSchema, identity_bytes
+from game_events.plugins.files.records import FileLimits, NamedSchema, identity_bytes
 from game_events_tests.support.worlds.file_samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 
 

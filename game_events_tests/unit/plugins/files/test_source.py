@@ -15,21 +15,21 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze import load as bronze
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import batch_info, bronze_commit, next_offsets
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.files.location import SourceLocation
 from game_events.plugins.files.records import FILE_ROWS, FileGap
 from game_events.plugins.files.source import FileSource
-from game_events.sources.source import Split
+from game_events.sources.source import Partition, SourceContext
+from game_events.workers.results import StagedRows
 from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.worlds.file_samples import put
 
 
 def source(settings: Settings, **other: object) -> FileSource:
     settings = settings.model_copy(update=other)
-    return FileSource(settings, Lakehouse.of(settings))
+    return FileSource(SourceContext(settings, Lakehouse.of(settings)))
 
 
 def test_a_slice_has_as_many_files_and_bytes_as_the_settings_say_and_one_at_least(
@@ -94,7 +94,7 @@ def test_the_gap_of_a_file_names_it_and_travels() -> None:
     gap = FileGap("files", "id", 0, FILE_ROWS, 2 * FILE_ROWS, "/landing/a.pb")
     assert (str(gap), gap.offsets) == ("file /landing/a.pb", None)
     assert str(pickle.loads(pickle.dumps(gap))) == str(gap)  # noqa: S301 - our own bytes
-    split = Split("files", "id", 0, "files")
+    split = Partition("files", "id", 0, "files")
     note = bronze_commit(batch_info(1, 0, 0, {split: (FILE_ROWS, 2 * FILE_ROWS)}, [gap]))
     assert note is not None
     assert [(str(g), g.offsets, g.start) for g in note.gaps] == [("file number 1 of source_files", None, FILE_ROWS)]
@@ -108,8 +108,8 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     allowed = file_settings.model_copy(update={"allow_bronze_full_refresh": True})
     pipeline = Pipeline(allowed, lambda: pytest.fail("no Spark here"))
     bronze._create(pipeline, pipeline.source.snapshot(), RunReport())
-    topic = Split("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
-    staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
+    topic = Partition("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
+    staged = StagedRows([], [], set(), set(), Counter(), origins={topic: 7})
     stage_by_hand(monkeypatch, lambda *_: staged)
     report = RunReport()
     bronze_reset.replace_bronze(pipeline, report)

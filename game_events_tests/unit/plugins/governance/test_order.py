@@ -19,15 +19,14 @@ from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import ERASED_PEOPLE
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.offsets import OffsetPlan
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.plugins.governance import run as erasure
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import hashes_of, record_filter
-from game_events.plugins.governance.record_filter import add_suppressed, read_suppressed
+from game_events.plugins.governance.erased_people import add_people, hashes_of, read_erased_people, record_filter
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
+from game_events.workers.results import StagedRows
 from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark
@@ -58,7 +57,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
     def stage(*_):
         advance(pipeline.bronze, **{Txn.ERASURES: 1})
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
-        return StageResult(*files, set(), set(), Counter())
+        return StagedRows(*files, set(), set(), Counter())
 
     stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
@@ -81,7 +80,7 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
 
     def stage(*_):
         advance(pipeline.bronze, **meanwhile)
-        return StageResult(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
+        return StagedRows(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
 
     stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
@@ -107,8 +106,8 @@ def test_an_erasure_is_called_finished_once_it_is_on_the_disk(pipeline, monkeypa
     advance(pipeline.bronze, batch=0)
     order = []
     monkeypatch.setattr(os, "sync", lambda: order.append("written out"))
-    finish = erasure.finish_suppressed
-    monkeypatch.setattr(erasure, "finish_suppressed", lambda *given: order.append("finished") or finish(*given))
+    finish = erasure.finish_people
+    monkeypatch.setattr(erasure, "finish_people", lambda *given: order.append("finished") or finish(*given))
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert order[-2:] == ["written out", "finished"]
 
@@ -120,12 +119,12 @@ def test_a_table_of_others_beside_them_that_only_they_can_write_keeps_no_erasure
         put(table, {column: ["bob"]})
         altered(table, change=not_null(column))
     report = RunReport()
-    subjects = erasure.erase(pipeline, report, frozenset({"ann"}))
+    people = erasure.erase(pipeline, report, frozenset({"ann"}))
     assert report.parts["erasure"].finished
-    remove_old_files(pipeline, report.parts["erasure"], subjects)
-    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
+    remove_old_files(pipeline, report.parts["erasure"], people)
+    add_people(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
     resume(pipeline, report)
-    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+    assert read_erased_people(pipeline.lakehouse).unfinished == frozenset()
 
 
 def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_all_other_tables_are_gone(pipeline):
@@ -164,7 +163,7 @@ def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipel
         doctor(erasure_key=None)
     with pytest.raises(ConfigurationError, match="another key"):
         doctor(erasure_key=SecretStr(KEY[::-1]))
-    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
+    add_people(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
     assert "of 1 the erasure is not finished" in doctor()
     shutil.rmtree(pipeline.lakehouse.table(ERASED_PEOPLE).uri)
     with pytest.raises(DataError, match="is gone"):
@@ -179,7 +178,7 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     silver = pipeline.lakehouse.silver("chess")
     put(silver, pa.Table.from_pylist([{"gamer_id": who} for who in ("ann", "bob", None)], schema=gone), {"batch": 1})
     listed = hashes_of(KEY.encode(), frozenset({"ann", "nobody has this one"}))
-    add_suppressed(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
+    add_people(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
     with pytest.raises(DataError, match=r"not finished.*--resume"):
         erasure.erase(pipeline, RunReport(), frozenset({"bob"}))
 
@@ -191,7 +190,7 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     assert wanted.ids == {"ann"}
     done = report.parts["erasure"]
     assert (done.finished, done.lost_ids, done.rows) == (True, 1, {silver.name: 1})
-    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+    assert read_erased_people(pipeline.lakehouse).unfinished == frozenset()
     erasure.erase(pipeline, RunReport(), frozenset({"bob"}))
     assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]
 
@@ -214,7 +213,7 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         add(pipeline.quarantine, QUARANTINE_COLUMNS, [rejected])
         add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
 
-    at_point(monkeypatch, "forget_quarantine_committed", a_run_beside)
+    at_point(monkeypatch, "erase_quarantine_committed", a_run_beside)
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]

@@ -21,20 +21,11 @@ from game_events.lakehouse.tables import EXPORT_FAILED_CALLS, Lakehouse, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance import commits as erasure_files
-from game_events.plugins.governance.commits import ErasureState, find_erased_rows, remove_old_files
-from game_events.plugins.governance.erased_people import erasure_key
-from game_events.plugins.governance.record_filter import (
-    Suppression,
-    Suppressor,
-    add_records,
-    add_suppressed,
-    entity_hash,
-    finish_suppressed,
-    read_suppressed,
-)
-from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.run import RecoverTask
-from game_events.plugins.governance.scan import RECORDS, DataSubjects, EraseTask, without
+from game_events.plugins.governance.commits import Erasure, ErasureState, find_erased_rows, remove_old_files, without
+from game_events.plugins.governance.erase_worker import RECORDS, EraseTask, PeopleToErase
+from game_events.plugins.governance.erased_people import add_people, add_records, finish_people, read_erased_people
+from game_events.plugins.governance.filter_worker import ErasedPeople, ErasedPeopleFilter, RecoverTask, id_hash
+from game_events.plugins.governance.settings import erasure_key
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
@@ -53,7 +44,7 @@ def scanned(task, table, path):
 
 
 def suppressor(*ids):
-    return Suppressor(Suppression("gamer_id", KEY, frozenset(entity_hash(KEY, i.encode()) for i in ids)))
+    return ErasedPeopleFilter(ErasedPeople("gamer_id", KEY, frozenset(id_hash(KEY, i.encode()) for i in ids)))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +61,7 @@ def suppressor(*ids):
 def test_an_id_is_recognised_whatever_its_type(values, kind):
     rows = pa.table({"gamer_id": pa.chunked_array([pa.array(values[:2], kind), pa.array(values[2:], kind)])})
     assert suppressor("7").decoded(rows).tolist() == [True, False, False, True]
-    assert DataSubjects("gamer_id", "game_name", frozenset({"7"})).mask("silver_x_events", rows).tolist() == [
+    assert PeopleToErase("gamer_id", "game_name", frozenset({"7"})).mask("silver_x_events", rows).tolist() == [
         True,
         False,
         False,
@@ -86,16 +77,16 @@ def test_an_id_that_came_with_another_type_is_recognised_and_other_columns_are_n
 
 
 def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasure_has_noted(pipeline):
-    hashes = {entity_hash(KEY, WHOM.encode()).hex(), "ff"}
-    add_suppressed(pipeline.lakehouse, KEY, hashes, "run")
+    hashes = {id_hash(KEY, WHOM.encode()).hex(), "ff"}
+    add_people(pipeline.lakehouse, KEY, hashes, "run")
     add_records(pipeline.lakehouse, hashes, [])
     for noted in ({("topic", 0, 7)}, {("topic", 1, 7), ("topic", 0, 7)}, {("older", 0, 8)}):
         add_records(pipeline.lakehouse, hashes, noted)
-    finish_suppressed(pipeline.lakehouse, hashes)
-    add_suppressed(pipeline.lakehouse, KEY, {"aa"}, "run")
-    listed = read_suppressed(pipeline.lakehouse)
+    finish_people(pipeline.lakehouse, hashes)
+    add_people(pipeline.lakehouse, KEY, {"aa"}, "run")
+    listed = read_erased_people(pipeline.lakehouse)
     assert listed.records == {("topic", 0, 7), ("topic", 1, 7), ("older", 0, 8)}
-    known = Suppressor(Suppression("gamer_id", KEY, frozenset(map(bytes.fromhex, listed.entries)), listed.records))
+    known = ErasedPeopleFilter(ErasedPeople("gamer_id", KEY, frozenset(map(bytes.fromhex, listed.entries)), listed.records))
     batch = pa.record_batch(
         {
             "key": pa.array([None, None, None, None, WHOM.encode()], pa.binary()),
@@ -129,7 +120,7 @@ def test_what_a_receiver_has_answered_of_them_goes_from_the_failed_chunks_of_oth
     writer = StagedWriter(failed, rows.schema, group_rows=1)
     writer.write(rows)
     (file,) = writer.close()
-    task = EraseTask({failed.key: failed}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    task = EraseTask({failed.key: failed}, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
     found = scanned(task, failed.key, file.path)
     assert (found.rows, found.answers, found.matches) == (1, 3, True)
     (left,) = found.files
@@ -155,7 +146,7 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
     bronze = Lakehouse(str(tmp_path)).table("bronze_events")
     rows = pa.table(columns)
     (file,) = staged(bronze, rows)
-    task = EraseTask({bronze.key: bronze}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    task = EraseTask({bronze.key: bronze}, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
     found = scanned(task, bronze.key, file.path)
     assert (found.rows, found.unsearchable) == (2, 2)
     assert found.by_bytes.column("_kafka_offset").to_pylist() == [0, 1]
@@ -172,7 +163,7 @@ def test_what_stays_of_a_file_that_another_spark_has_written_has_the_tables_type
     theirs = Path(table.uri) / "part-00000-spark.c000.snappy.parquet"
     # Spark's default, spark.sql.parquet.outputTimestampType
     pq.write_table(rows, theirs, use_deprecated_int96_timestamps=True, store_schema=False)
-    task = EraseTask({table.key: table}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    task = EraseTask({table.key: table}, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
     (left,) = task.scan(table.key, theirs.name).files
     held = pq.read_table(Path(table.uri) / left.path)
     assert held.schema.field("event_timestamp").type == times.type
@@ -193,14 +184,14 @@ def test_an_id_that_only_keys_or_headers_of_records_have_that_are_not_decoded_is
         }
     )
     (file,) = staged(bronze, rows)
-    suppression = Suppression("gamer_id", KEY, frozenset({entity_hash(KEY, WHOM.encode())}))
-    assert RecoverTask({bronze.key: bronze}, suppression).find(bronze.key, file.path) == {WHOM}
+    gone = ErasedPeople("gamer_id", KEY, frozenset({id_hash(KEY, WHOM.encode())}))
+    assert RecoverTask({bronze.key: bronze}, gone).find(bronze.key, file.path) == {WHOM}
 
 
 def test_a_record_of_another_topic_at_the_same_place_of_the_same_batch_is_not_theirs():
     place = {"_kafka_partition": [0, 0], "_kafka_offset": [4, 4], "_batch": [1, 1], "game": ["x", "x"]}
     records = pa.table({"_kafka_topic": ["a", "b"], "_kafka_topic_id": ["one", "two"]} | place).cast(RECORDS)
-    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}), records.slice(0, 1))
+    wanted = PeopleToErase("gamer_id", "game_name", frozenset({WHOM}), records.slice(0, 1))
     # Without the column that names them, as a transformation may have left it.
     silver = records.drop_columns(["_kafka_topic_id", "game"])
     assert wanted.mask("silver_x_events", silver).tolist() == [True, False]
@@ -218,7 +209,7 @@ def make(table, gamers, rows=1):
 
 def erase(table, *ids):
     handle = table.open()
-    task = EraseTask({table.key: table}, DataSubjects("gamer_id", "game_name", frozenset(ids)), rewrite=True)
+    task = EraseTask({table.key: table}, PeopleToErase("gamer_id", "game_name", frozenset(ids)), rewrite=True)
     hits = [found for path in paths(handle) if (found := task.scan(table.key, path)).rows]
     commit(without(table, handle, hits, "run"))
     return hits
@@ -256,7 +247,7 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     (young,) = staged(table, pa.table({"gamer_id": [WHOM]}))
 
     account = Erasure()
-    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
+    wanted = PeopleToErase("gamer_id", "game_name", frozenset({WHOM}))
     remove_old_files(pipeline, account, wanted)
     assert account.removed_files == {"gold_x_old": 1, "gold_y_new": 1}
     assert account.kept_files == {"gold_y_new": 1}, "a run may be about to commit it"
@@ -279,7 +270,7 @@ def test_a_power_cut_at_any_deletion_leaves_tables_that_can_be_read(pipeline, mo
     tables = [pipeline.lakehouse.table(f"gold_{name}_old") for name in "xy"]
     for table in tables:
         make(table, ["ann", WHOM])
-    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
+    wanted = PeopleToErase("gamer_id", "game_name", frozenset({WHOM}))
     root, on_disk, deleted = Path(pipeline.lakehouse.root), set[Path](), []
     monkeypatch.setattr(os, "sync", lambda: on_disk.update(p for p in root.rglob("*") if p.is_file()))
     for table in tables:
@@ -309,7 +300,7 @@ def test_the_account_of_removed_files_has_the_tables_names(tmp_path):
     make(table, ["ann", WHOM])
     erase(table, WHOM)
     account = Erasure()
-    remove_old_files(prefixed, account, DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
+    remove_old_files(prefixed, account, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})))
     assert account.removed_files == {"dev_gold_x_player_agg": 1}
 
 
@@ -318,7 +309,7 @@ def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_sea
     make(table, [WHOM])
     make(table, ["bob"])
     erase(table, WHOM)
-    folder, wanted = Path(table.uri), DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
+    folder, wanted = Path(table.uri), PeopleToErase("gamer_id", "game_name", frozenset({WHOM}))
     for name in ("half", "killed"):
         (folder / f"part-{name}.parquet").write_bytes((folder / paths(table.open())[0]).read_bytes()[:-40])
     os.utime(folder / "part-killed.parquet", (0, 0))
@@ -340,7 +331,7 @@ def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline):
         erase(table, WHOM)
     deleted = []
     with at_failpoints(lambda point, table: deleted.append((point, table))):
-        remove_old_files(pipeline, Erasure(), DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
+        remove_old_files(pipeline, Erasure(), PeopleToErase("gamer_id", "game_name", frozenset({WHOM})))
     assert deleted == [("file_deleted", "silver_chess_events"), ("file_deleted", "bronze_events")]
 
 
@@ -350,25 +341,26 @@ def test_only_rows_that_a_commit_took_out_are_gone_and_not_those_that_a_killed_r
     erase(bronze, WHOM)
     staged(bronze, pa.table({"gamer_id": [WHOM], "_batch": [7]}))
     (Path(bronze.uri) / "part-killed.parquet").write_bytes(b"PAR1")
-    work = ErasureState(pipeline, RunReport(), account, DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
+    work = ErasureState(pipeline, RunReport(), account, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})))
     find_erased_rows(work, bronze.open())
-    assert work.subjects.records.column("_batch").to_pylist() == [None]
+    assert work.people.records.column("_batch").to_pylist() == [None]
 
 
 def test_the_list_holds_hashes_alone_and_one_key(pipeline):
     lakehouse = pipeline.lakehouse
-    mine = entity_hash(KEY, WHOM.encode()).hex()
-    assert add_suppressed(lakehouse, KEY, [mine], "run").entries == {}
-    assert read_suppressed(lakehouse).unfinished == {mine}
-    finish_suppressed(lakehouse, [mine])
-    add_suppressed(lakehouse, KEY, ["another"], "run")
-    assert (set(read_suppressed(lakehouse).entries), read_suppressed(lakehouse).unfinished) == ({mine, "another"}, {"another"})
+    mine = id_hash(KEY, WHOM.encode()).hex()
+    assert add_people(lakehouse, KEY, [mine], "run").entries == {}
+    assert read_erased_people(lakehouse).unfinished == {mine}
+    finish_people(lakehouse, [mine])
+    add_people(lakehouse, KEY, ["another"], "run")
+    listed = read_erased_people(lakehouse)
+    assert (set(listed.entries), listed.unfinished) == ({mine, "another"}, {"another"})
     with pytest.raises(ConfigurationError, match="another key"):
-        add_suppressed(lakehouse, KEY[::-1], ["x"], "run")
+        add_people(lakehouse, KEY[::-1], ["x"], "run")
     with pytest.raises(DataError, match=r"not finished.*repeat.*exactly these"):
-        add_suppressed(lakehouse, KEY, [mine, "another"], "run")
-    assert add_suppressed(lakehouse, KEY, ["another"], "again").unfinished == {"another"}
-    assert mine != entity_hash(KEY[::-1], WHOM.encode()).hex()
+        add_people(lakehouse, KEY, [mine, "another"], "run")
+    assert add_people(lakehouse, KEY, ["another"], "again").unfinished == {"another"}
+    assert mine != id_hash(KEY[::-1], WHOM.encode()).hex()
 
 
 def test_the_key_may_stand_in_a_file_and_must_be_long(tmp_path):
@@ -389,7 +381,7 @@ def test_the_key_may_stand_in_a_file_and_must_be_long(tmp_path):
 
 
 def test_neither_the_key_nor_an_id_is_in_what_prints_of_them():
-    shown = repr(Suppression("gamer_id", KEY, frozenset())) + repr(DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
-    shown += repr(EraseTask({}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), True))
+    shown = repr(ErasedPeople("gamer_id", KEY, frozenset())) + repr(PeopleToErase("gamer_id", "game_name", frozenset({WHOM})))
+    shown += repr(EraseTask({}, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})), True))
     assert KEY.decode() not in shown
     assert WHOM not in shown

@@ -7,7 +7,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from game_events.plugins.governance.scan import DataSubjects
+from game_events.plugins.governance.erase_worker import PeopleToErase
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.worlds.undecodable_rows import WHOM, quarantined
 
@@ -22,7 +22,7 @@ def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_
         raw[:5],
         None,
     ]
-    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
+    wanted = PeopleToErase("gamer_id", "game_name", frozenset({WHOM}))
     assert wanted.mask("quarantine_events", quarantined(values)).tolist() == [True, True, True, False, False, False]
     by_key = quarantined([b"x", b"y"], _kafka_key=pa.array([raw, None], pa.binary()))
     assert wanted.mask("quarantine_events", by_key).tolist() == [True, False]
@@ -35,7 +35,7 @@ def test_bytes_that_nobody_can_decode_tell_an_id_that_stands_in_them_as_a_whole_
     taken = history.set_column(history.column_names.index("replayed_table"), "replayed_table", [["s"] * len(values)])
     assert not wanted.mask("quarantine_events", taken).any()
     # By chance in anybody's bytes.
-    assert not DataSubjects("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
+    assert not PeopleToErase("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", quarantined([b"\x017"])).any()
 
 
 @pytest.mark.parametrize("whom", ["x" * 63, "x" * 64, "y" * 127, "z" * 128, "ü" * 40, "w" * 20_000])
@@ -46,7 +46,7 @@ def test_ids_of_any_length_are_found_behind_their_length(whom):
     out = io.BytesIO()
     avro = {"type": "record", "name": "E", "fields": [{"name": "gamer_id", "type": "string"}]}
     fastavro.schemaless_writer(out, avro, {"gamer_id": whom})
-    wanted = DataSubjects("gamer_id", "game_name", frozenset({whom}))
+    wanted = PeopleToErase("gamer_id", "game_name", frozenset({whom}))
     values = [
         protobuf,
         protobuf + b"\xff\xff",
@@ -70,6 +70,6 @@ def test_ids_are_found_in_json_whatever_form_its_writer_gives_them(whom):
         json.dumps({"gamer_id": "x" + whom}, ensure_ascii=False).encode(),
         b'{"gamer_id": "\\ud800\\u", "\\',
     ]
-    found = DataSubjects("gamer_id", "game_name", frozenset({whom})).mask("quarantine_events", quarantined(values)).tolist()
+    found = PeopleToErase("gamer_id", "game_name", frozenset({whom})).mask("quarantine_events", quarantined(values)).tolist()
     assert found[:5] == [True] * 5
     assert found[6:] == [False] * 3

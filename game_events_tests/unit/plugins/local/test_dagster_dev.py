@@ -6,7 +6,7 @@ import logging
 import pytest
 from dagster._cli import dev
 
-from game_events.plugins.local.dagster_dev import is_news
+from game_events.plugins.local.webserver import is_news
 
 ABOUT_THE_FILE = "Found a dagster instance configuration value (dagster.yaml) in the current folder, but your DAGSTER_HOME ..."
 

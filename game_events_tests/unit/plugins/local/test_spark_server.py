@@ -13,7 +13,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.plugins.local.servers.server_process import ServerProcess, find, listens, spawn
-from game_events.plugins.local.spark_server import WarmSpark
+from game_events.plugins.local.up import WarmSpark
 from game_events_tests.support.waiting import until
 
 #: A server that answers each connection with a word.

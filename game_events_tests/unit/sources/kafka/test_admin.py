@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.kafka.source import SPLITS_AT_ONCE, KafkaAdmin
-from game_events.sources.source import Split
+from game_events.sources.kafka.source import PARTITIONS_AT_ONCE, KafkaAdmin
+from game_events.sources.source import Partition
 
 AT = 100
 TIMEOUT_S = 15
@@ -19,7 +19,7 @@ TRIES = "reading the leader epochs of records"
 
 
 def splits(count):
-    return [Split("t", "A" * 20 + "QA", partition) for partition in range(count)]
+    return [Partition("t", "A" * 20 + "QA", partition) for partition in range(count)]
 
 
 class Told:
@@ -78,13 +78,13 @@ def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_
     broker, wanted = SlowBroker(), splits(500)
     assert ask(broker, wanted) == dict.fromkeys(wanted, 7)
     assert broker.now > TIMEOUT_S
-    assert max(map(len, broker.asked)) <= SPLITS_AT_ONCE
+    assert max(map(len, broker.asked)) <= PARTITIONS_AT_ONCE
     assert sorted(p for group in broker.asked for p in group) == list(range(500))
     assert broker.closed
 
 
 def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_over():
-    broker = SlowBroker(silent=[SPLITS_AT_ONCE + 1])
+    broker = SlowBroker(silent=[PARTITIONS_AT_ONCE + 1])
     with pytest.raises(TransientError, match=TRIES):
         ask(broker, splits(500))
     assert len(broker.asked) == 2, "what comes behind it is not asked"

@@ -7,10 +7,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
+from game_events.lakehouse.tables import Lakehouse
 from game_events.plugins.local.producer.messages import KafkaWriter, Pacer
 from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
 from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
-from game_events.sources.source import MicroBatch, Split
+from game_events.sources.source import MicroBatch, Partition, SourceContext
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")
@@ -126,11 +127,11 @@ def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_
         list_offsets=lambda _, **__: {TopicPartition("games", 0): listed},
     )
     settings = Settings(kafka_topic="games")
-    topic = KafkaSource(settings, admin=KafkaAdmin(settings, connect=lambda _: admin))
+    topic = KafkaSource(SourceContext(settings, Lakehouse.of(settings)), KafkaAdmin(settings, connect=lambda _: admin))
     with pytest.raises(ConfigurationError, match="has no topic 'games'"):
         topic.snapshot()
     # A new partition's leader does not know it yet; then the topic is being made anew; then it is there again.
     for _ in range(2):
         with pytest.raises(TransientError, match="does not know topic 'games', or one of its partitions"):
             topic.snapshot()
-    assert topic.changed(MicroBatch({}, {Split("games", "id", 0): 1})) is None
+    assert topic.changed(MicroBatch({}, {Partition("games", "id", 0): 1})) is None

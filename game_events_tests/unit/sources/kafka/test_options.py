@@ -6,9 +6,9 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
+from game_events.sources.factory import make_source
 from game_events.sources.kafka.client import client_options, refuse_managed, refuse_unusable, with_file_contents
-from game_events.sources.kafka.source import KafkaSource
-from game_events.sources.source import MicroBatch, Split
+from game_events.sources.source import MicroBatch, Partition
 
 PASSWORD = 'pa"ss\\word'
 LOGIN = {
@@ -103,7 +103,7 @@ def test_a_pem_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_what_workers_get_shows_no_login_and_can_be_sent():
-    split = Split("t", "id", 0)
-    reading = KafkaSource(Settings(kafka_options=LOGIN)).reading(MicroBatch({split: 0}, {split: 3}))
+    split = Partition("t", "id", 0)
+    reading = make_source(Settings(kafka_options=LOGIN)).reading(MicroBatch({split: 0}, {split: 3}))
     assert PASSWORD not in repr(reading)
     assert pickle.loads(pickle.dumps(reading)).options["sasl.password"] == PASSWORD  # noqa: S301 - our own bytes

@@ -17,11 +17,11 @@ from game_events.decoding.frame import KEPT_BYTES, Reason
 from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.sources.kafka import reader
 from game_events.sources.kafka.reader import MAX_TIMESTAMP_MS, KafkaReading, KeptConsumer, Range, first_outside, planned_ranges
-from game_events.sources.source import RECORD_SCHEMA, ReadNotes, Split
+from game_events.sources.source import RECORD_SCHEMA, Partition, ReadNotes
 from game_events_tests.support.sources import rows_of
 
-SPLITS = [Split("t", "A" * 22, partition) for partition in range(150)]
-OTHER = Split("u", "B" * 22, 0)
+SPLITS = [Partition("t", "A" * 22, partition) for partition in range(150)]
+OTHER = Partition("u", "B" * 22, 0)
 NANOSECONDS = 1_700_000_000_000_000_000
 AT = 1_700_000_000_000
 
@@ -447,11 +447,11 @@ def test_a_plan_has_each_offset_once_and_no_partition_twice_in_a_task(part, task
     end = {split: at + size for split, (at, size) in part.items()}
     tasks = planned_ranges(start, end, task_records)
     for task in tasks:
-        assert len({r.split for r in task}) == len(task)
+        assert len({r.partition for r in task}) == len(task)
         assert sum(r.end - r.start for r in task) <= task_records
     of = defaultdict(list)
     for r in (r for task in tasks for r in task):
-        of[r.split].append((r.start, r.end))
+        of[r.partition].append((r.start, r.end))
     for split, first in start.items():
         ranges = sorted(of.pop(split, []))
         assert [at for at, _ in ranges] == [first, *(until for _, until in ranges)][: len(ranges)]

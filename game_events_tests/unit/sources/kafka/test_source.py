@@ -11,9 +11,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
+from game_events.lakehouse.tables import Lakehouse
 from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, Range
 from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
-from game_events.sources.source import MicroBatch, Split
+from game_events.sources.source import MicroBatch, Partition, SourceContext
 
 
 def settled(answer):
@@ -47,11 +48,11 @@ class Broker:
 
 def source(broker, **given):
     settings = Settings(**given)
-    return KafkaSource(settings, admin=KafkaAdmin(settings, connect=lambda _: broker))
+    return KafkaSource(SourceContext(settings, Lakehouse.of(settings)), KafkaAdmin(settings, connect=lambda _: broker))
 
 
 def places(found):
-    return sorted((split.topic, split.topic_id, split.partition) for split in found.latest)
+    return sorted((split.topic, split.topic_id, split.number) for split in found.latest)
 
 
 def test_a_list_is_these_topics_with_all_their_partitions():
@@ -75,7 +76,7 @@ def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goe
 
 
 def test_workers_get_a_clients_options_that_users_may_replace_but_not_those_that_the_reading_depends_on():
-    split = Split("a", "id of a", 0)
+    split = Partition("a", "id of a", 0)
     batch = MicroBatch({split: 3}, {split: 9}, {})
     given = {"fetch.max.bytes": "1000000", "check.crcs": "false", "ssl.key.password": "secret"}
     found = source(Broker(a=1), kafka_options=given).reading(batch)
@@ -104,7 +105,7 @@ def test_topics_without_an_id_are_refused_as_one_that_is_made_anew_could_not_be_
 
 def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed():
     reading = source(Broker(a=1, b=1), kafka_topic="a,b")
-    a, b = Split("a", "id of a", 0), Split("b", "other", 0)
+    a, b = Partition("a", "id of a", 0), Partition("b", "other", 0)
     assert reading.changed(MicroBatch({a: 0}, {a: 1})) is None
     assert reading.changed(MicroBatch({a: 0, b: 0}, {a: 1, b: 1})) == "topic b was deleted and made again while it was read"
     assert reading.subjects([b, a, a]) == ("a-value", "b-value")

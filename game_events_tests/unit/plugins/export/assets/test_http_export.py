@@ -5,7 +5,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events_tests.support.keys import GOLD_KEY, REST_KEY, SILVER_KEY
+from game_events_tests.support.keys import EXPORT_KEY, GOLD_KEY, SILVER_KEY
 
 URL = "http://127.0.0.1:1/planted-token-51c2"
 
@@ -16,7 +16,7 @@ def defs(**settings):
 
 def test_without_a_receiver_there_is_no_asset_no_job_and_no_sensor():
     found = defs()
-    assert REST_KEY not in found.resolve_asset_graph().get_all_asset_keys()
+    assert EXPORT_KEY not in found.resolve_asset_graph().get_all_asset_keys()
     assert "rest_export" not in {job.name for job in found.jobs or ()}
     assert "rest_automation" not in {sensor.name for sensor in found.sensors or ()}
 
@@ -25,11 +25,11 @@ def test_without_a_receiver_there_is_no_asset_no_job_and_no_sensor():
 def test_with_a_receiver_it_is_behind_the_layer_that_it_exports_and_shows_no_address(source, upstream):
     found = defs(rest_url=URL, rest_source=source)
     graph = found.resolve_asset_graph()
-    assert graph.get(REST_KEY).parent_keys == {upstream}
+    assert graph.get(EXPORT_KEY).parent_keys == {upstream}
     assert found.resolve_job_def("rest_export").executor_def is dg.in_process_executor
     (sensor,) = [s for s in found.sensors if s.name == "rest_automation"]
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    assert "planted" not in str(graph.get(REST_KEY).metadata) + str(graph.get(REST_KEY).description)
+    assert "planted" not in str(graph.get(EXPORT_KEY).metadata) + str(graph.get(EXPORT_KEY).description)
 
 
 def test_dagsters_processes_can_load_the_project_with_it():
@@ -44,10 +44,10 @@ def test_it_is_asked_for_once_when_its_layer_was_updated_whoever_did_it():
     def asked():
         nonlocal cursor
         result = dg.evaluate_automation_conditions(
-            found, instance, cursor=cursor, asset_selection=dg.AssetSelection.assets(REST_KEY)
+            found, instance, cursor=cursor, asset_selection=dg.AssetSelection.assets(EXPORT_KEY)
         )
         cursor = result.cursor
-        return result.get_num_requested(REST_KEY)
+        return result.get_num_requested(EXPORT_KEY)
 
     asked()
     assert asked() == 0
@@ -56,7 +56,7 @@ def test_it_is_asked_for_once_when_its_layer_was_updated_whoever_did_it():
         assert asked() == 1
         assert asked() == 0
     # News right after an export, before automation looks again.
-    instance.report_runless_asset_event(dg.AssetMaterialization(REST_KEY))
+    instance.report_runless_asset_event(dg.AssetMaterialization(EXPORT_KEY))
     instance.report_runless_asset_event(dg.AssetMaterialization(SILVER_KEY, partition="uno"))
     assert asked() == 1
     assert asked() == 0

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.plugins.local.init import CONFIG, examples, use_example
+from game_events.plugins.local.demo import CONFIG, examples, use_example
 from game_events.plugins.local.producer import messages
 from game_events.plugins.local.producer.messages import BUILT_IN, MAX_VERSION, MessageShape, compile_text, custom_columns
 from game_events.plugins.local.producer.produce import EventEncoder, ManifestBuilder

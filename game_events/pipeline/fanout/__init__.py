@@ -1,1 +1,0 @@
-"""One Spark job that writes many tables."""

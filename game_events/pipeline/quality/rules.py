@@ -1,0 +1,289 @@
+"""Rules in Spark, which alone evaluates SQL: their validation, which reads no rows, and their evaluation.
+
+Spark's plan decides whether a row is kept, dropped or rejected, and workers do that (`workers.rules`). For workers that read
+bronze's files a job before finds the rows that violate rules: most violate none, so hardly anything goes to Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, reduce
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructType
+
+from game_events.config.names import columns_in, foreign_call, holds_query, reads_clock
+from game_events.errors import ConfigurationError, first_line, some_columns
+from game_events.lakehouse.data.columns import COORDINATES
+from game_events.lakehouse.data.reading import FileSelection
+from game_events.lakehouse.data.spark_files import read_files
+from game_events.rules import Action, Rule
+from game_events.spark.config import null_on_error
+from game_events.workers.results import RuleCounts
+from game_events.workers.rules import (
+    BITS,
+    DISPOSITION,
+    DROP,
+    HELD_BACK,
+    KEEP,
+    READMIT,
+    REJECT,
+    ROW,
+    RuleColumns,
+    RuleOutcome,
+    Violations,
+    bits_schema,
+)
+
+
+def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
+    """Analyze each rule against the columns of its layer's rows.
+
+    Raises:
+        ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row; the
+            message has the rule, the problem and the columns.
+    """
+    rules = list(rules)
+    if not rules:
+        return
+    if any(_refused(rule.sql) for rule in rules) or not _sound_together(spark, tuple(rule.sql for rule in rules), columns):
+        refuse(problems(spark, rules, columns), columns.names)
+
+
+def problems(spark: SparkSession, rules: Iterable[Rule], columns: StructType | None) -> dict[str, str]:
+    """Rule (as `layer.name`) -> what is wrong with it. Without columns a rule has to parse, no more."""
+    by_rule = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
+    return {name: problem for name, problem in by_rule.items() if problem is not None}
+
+
+def refuse(by_rule: dict[str, str], columns: Sequence[str]) -> None:
+    """Raise a ConfigurationError that names every problem, if there is one, and the columns there are."""
+    if by_rule:
+        lines = [f"rule {name}: {problem}" for name, problem in by_rule.items()]
+        have = f". The rows have the columns {some_columns(columns)}" if columns else ""
+        raise ConfigurationError(f"change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES): {'; '.join(lines)}{have}")
+
+
+def _refused(sql: str) -> str | None:
+    """The reason if a rule has a query, other code or a clock, which Spark would evaluate; else None."""
+    if holds_query(sql):
+        return f"{sql!r} holds a query: a rule may read one row and nothing else"
+    if (called := foreign_call(sql)) is not None:
+        return f"{sql!r} runs other code by {called}: a rule may read one row and nothing else"
+    if reads_clock(sql):
+        return (
+            f"{sql!r} reads the clock: a rule must always give the same result for a row. Compare with "
+            "_kafka_timestamp, the record's time"
+        )
+    return None
+
+
+@lru_cache(maxsize=16)  # continuous mode asks each second
+def _sound_together(spark: SparkSession, conditions: tuple[str, ...], columns: StructType) -> bool:
+    """Whether Spark's analysis accepts all conditions at once, in a fraction of the time that each of them takes by itself."""
+    with null_on_error(spark), _quiet():
+        try:
+            empty = spark.createDataFrame([], columns)
+            every = [F.expr(sql) for sql in conditions]
+            fields = empty.select(*every).schema.fields
+            empty.join(spark.range(0).toDF("_other"), reduce(Column.__and__, every), "left_anti").schema  # noqa: B018
+        except AnalysisException:
+            return False
+    return len(fields) == len(conditions) and all(isinstance(field.dataType, BooleanType) for field in fields)
+
+
+def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str | None:
+    """The reason if Spark's analysis refuses a condition; else None."""
+    with null_on_error(spark), _quiet():
+        try:
+            empty = spark.createDataFrame([], columns or "_no_column int")
+            fields = empty.select(F.expr(sql)).schema.fields
+        except AnalysisException as error:
+            # Without columns nothing resolves; what does not even parse has this class of its own.
+            if columns is None and not str(error).lstrip().startswith("[PARSE_"):
+                return None
+            return f"{sql!r} cannot be evaluated: {_reason(error)}"
+        if columns is None:
+            return None
+        if len(fields) != 1 or not isinstance(fields[0].dataType, BooleanType):
+            return f"{sql!r} is no condition: it gives {', '.join(f.dataType.simpleString() for f in fields)}"
+        try:
+            # A join's condition may hold neither aggregates, windows and generators nor anything that is not deterministic.
+            other = spark.createDataFrame([], "_other int")
+            empty.join(other, F.expr(sql), "left_anti").schema  # noqa: B018 - asked for, so that it is analyzed
+        except AnalysisException as error:
+            return (
+                f"{sql!r} is not about one row and its values alone (no aggregates, windows, generators, random or "
+                f"changing values): {_reason(error)}"
+            )
+    return None
+
+
+def _reason(error: AnalysisException) -> str:
+    return first_line(error).partition(" SQLSTATE")[0].rstrip(".")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence PySpark, which writes each refused expression to stderr with the JVM's whole stack."""
+    # From PySpark: an ordinary logger of that name would turn each of its errors into a TypeError.
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    disabled = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+#: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
+HELD = "_held"
+DECIDED = "_decided"
+
+
+def holds(sql: str) -> Column:
+    """Whether a condition is TRUE; FALSE for NULL and for every error in its evaluation.
+
+    Spark shows its `TryEval` (any exception is NULL) only behind functions of its own: adding the condition as a number of
+    days to a date is the cheapest of them.
+    """
+    computed = F.try_add(F.expr("DATE'1970-01-01'"), F.expr(sql).cast("int"))
+    return F.coalesce(computed == F.expr("DATE'1970-01-02'"), F.lit(False))
+
+
+def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
+    """The violated rules with the action fail, which prevent a game's commit; None if there are none."""
+    if counts is None or not counts.examples:
+        return None
+    broken = [
+        f"rule {rule.name} ({rule.sql}) is violated by {counts.violated[rule.name]} of {counts.rows} rows"
+        + (f", for example {counts.examples[rule.name]}" if counts.examples[rule.name] else "")
+        for rule in rules
+        if rule.name in counts.examples
+    ]
+    return f"{'; '.join(broken)}. Nothing is committed before the rule or its action changes, or the rows do"
+
+
+def violated(rules: RuleColumns) -> list[Column]:
+    """A bigint for each `BITS` rules: the bits of those that the row violates."""
+    return [
+        reduce(Column.bitwiseOR, (_bit(rules, rule, bit) for bit, rule in enumerate(part))).alias(name)
+        for name, part in zip(rules.names, rules.parts(), strict=True)
+    ]
+
+
+def _bit(rules: RuleColumns, rule: Rule, bit: int) -> Column:
+    broken = ~holds(rule.sql)
+    if rule.games:
+        broken = F.col(rules.game_column).isin(*rule.games) & broken
+    return F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L"))
+
+
+def any_of(rules: RuleColumns, action: Action) -> Column:
+    """Whether the row violates a rule with this action; needs the columns of `violated`."""
+    masks = zip(rules.names, rules.masks(action), strict=True)
+    broken = [F.col(name).bitwiseAND(F.lit(mask).cast("bigint")) != 0 for name, mask in masks if mask]
+    return reduce(Column.__or__, broken, F.lit(False))
+
+
+def breaks(rules: RuleColumns, number: int) -> Column:
+    """Whether the row violates one rule; needs the columns of `violated`."""
+    return F.col(rules.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
+
+
+def judge(rules: RuleColumns, rows: DataFrame, held_rows: DataFrame | None) -> DataFrame:
+    """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held_rows`: quarantine's rejected rows.
+
+    Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
+    the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
+    """
+    if held_rows is None:
+        rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
+    else:
+        # By the game, too: since a row was rejected, a redecode may have given it another one.
+        held_rows = held_rows.withColumnRenamed("game", rules.game_column).withColumn(HELD, F.lit(True))
+        rows = rows.join(held_rows, [*COORDINATES, rules.game_column], "left")
+    is_held = F.col(HELD).isNotNull()
+    rejected = any_of(rules, "quarantine")
+    dropped = any_of(rules, "drop")
+    decided = F.col("_batch") <= F.col(DECIDED)
+    disposition = (
+        F.when(is_held & (decided | rejected | dropped), F.lit(HELD_BACK))
+        .when(rejected & ~decided, F.lit(REJECT))
+        .when(dropped, F.lit(DROP))
+        .when(is_held, F.lit(READMIT))
+        .otherwise(F.lit(KEEP))
+    )
+    return rows.select("*", *violated(rules)).select("*", disposition.cast("int").alias(DISPOSITION))
+
+
+def out_of_stack(rules: RuleColumns, error: Exception) -> list[str]:
+    """The rules, if one of them may have ended a job by an overflow of Java's stack, which `holds` cannot catch."""
+    return [f"rule {r.name}" for r in rules.rules] if "java.lang.StackOverflowError" in str(error) else []
+
+
+#: Violating rows of one pass that go through the driver's memory, 100 bytes each, and to every worker, some bytes each.
+MOST_VIOLATIONS = 1_000_000
+
+#: A row's file.
+FILE = "_file"
+
+
+def find_violations(
+    spark: SparkSession, outcome: RuleOutcome, files: FileSelection, columns: StructType, above: int | None
+) -> Violations | None:
+    """Evaluate silver's rules on the rows of bronze's files, in one job; None: more than `MOST_VIOLATIONS` rows violate them.
+
+    Args:
+        spark: the session.
+        outcome: with the rules.
+        files: bronze's files.
+        columns: of the rows.
+        above: only rows of later bronze batches; None: all rows.
+    """
+    rules = outcome.rules
+    needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
+    with null_on_error(spark):
+        rows = read_files(spark, files.files, StructType([f for f in columns.fields if f.name in needed]))
+        rows = rows if above is None else rows.where(F.col("_batch") > above)
+        place = (F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
+        is_violating = reduce(Column.__or__, (F.col(name) != 0 for name in rules.names))
+        rows = rows.select(*place, *violated(rules)).where(is_violating)
+        if files.rows > MOST_VIOLATIONS or not files.rows_known:
+            rows = rows.limit(MOST_VIOLATIONS + 1)  # another stage
+        violating = rows.toArrow()
+    if violating.num_rows > MOST_VIOLATIONS:
+        return None
+    return Violations(outcome, _by_path(violating, files, bits_schema(outcome.rules)))
+
+
+def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
+    """Path of a file below the table's folder -> its rows with this schema, ascending, as an Arrow stream."""
+    folder = unquote(files.root).rpartition("/")[2]
+    known = set(files.paths)
+    names = violating.column(FILE).combine_chunks().dictionary_encode()
+    codes = names.indices.to_numpy()
+    order = np.lexsort((violating.column(ROW).to_numpy(), codes))
+    rows = violating.select(schema.names).cast(schema).take(order)
+    ends = np.searchsorted(codes[order], np.arange(len(names.dictionary)), side="right").tolist()
+    by_path = dict[str, bytes]()
+    for uri, begin, end in zip(names.dictionary.to_pylist(), [0, *ends], ends, strict=False):
+        path = unquote(uri).rpartition(f"/{folder}/")[2]
+        if path not in known:
+            raise AssertionError(f"Spark read {uri}, which is none of the files that it was given of {files.root}")
+        by_path[path] = _written(rows.slice(begin, end - begin))
+    return by_path
+
+
+def _written(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(rows.combine_chunks())
+    return bytes(sink.getvalue())

@@ -1,0 +1,357 @@
+"""Spark's workers for bronze: records -> Parquet files of bronze and of quarantine; and what the driver gets of them.
+
+Spark's workers for stored raw values: decoded again into bronze's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected
+from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
+from game_events.lakehouse.data.columns import (
+    FILE_COLUMNS,
+    HEADERS,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    RECORD,
+    TIME,
+    bronze_schema,
+    identity_columns,
+    none_if_empty,
+)
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import Layer, Table
+from game_events.sources.source import Partition, Reading, ReadNotes
+from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
+from game_events.workers.job import WorkerJob, numbers_of
+from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
+from game_events.workers.results import (
+    StagedRows,
+    count_arrivals,
+)
+
+
+@dataclass(frozen=True)
+class DecodeJob(WorkerJob[StagedRows]):
+    """A worker job that decodes rows and writes them to files.
+
+    `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
+    """
+
+    result: ClassVar[type] = StagedRows
+    bronze: Table
+    quarantine: Table | None
+    plan: DecodePlan
+
+    def planned(self, plan: DecodePlan) -> Self:
+        """The job with another plan."""
+        return replace(self, plan=plan)
+
+    def discard(self, staged: StagedRows) -> None:
+        """Delete the files that this job wrote; none of them is in a commit."""
+        staged.discard(self.bronze, self.quarantine)
+
+
+@dataclass(frozen=True)
+class BronzeTask(DecodeJob):
+    """Reads and decodes a task's records of a micro-batch; picklable.
+
+    Attributes:
+        reading: how the records are read.
+        batch, run_id: of the rows.
+        keep_raw: whether bronze keeps the raw values of decoded records.
+        decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
+        record_filter: records that it refuses are only counted. None: there is none.
+        deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
+        one_pass: how silver's files of the rows are written in the same pass; None: they are not.
+        fan_out: the same for the columns of the plan (`planned`).
+    """
+
+    quarantine: Table
+    reading: Reading
+    batch: int
+    run_id: str
+    keep_raw: bool
+    decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    record_filter: RecordFilter | None = None
+    deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
+    one_pass: OnePassTask | None = None
+    fan_out: FanOut | None = None
+
+    def planned(self, plan: DecodePlan) -> Self:
+        """The job with another plan, and with what silver gets of its columns."""
+        fan_out = self.one_pass.fan_out(plan.columns) if self.one_pass is not None else None
+        return replace(self, plan=plan, fan_out=fan_out)
+
+    def discard(self, staged: StagedRows) -> None:
+        """As every decode job's, silver's files too."""
+        super().discard(staged)
+        if self.one_pass is not None:
+            staged.silver.discard(self.one_pass.lakehouse.silver)
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
+        """Read the records of the tasks of these numbers, decode them and write them to files."""
+        decoder = BatchDecoder(self.plan)
+        output = _Output(self)
+        notes = ReadNotes()
+        for task in numbers_of(batches):
+            for batch in self.reading.batches(task, notes):
+                self._decode(batch, decoder, output)
+        result = output.result
+        if result.unknown:
+            output.abort()
+        output.close()
+        known = self.plan
+        result.schemas += [s for i, s in notes.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
+        result.incomplete = notes.incomplete
+        result.examples = notes.examples
+        return result
+
+    def _decode(self, batch: pa.RecordBatch, decoder: BatchDecoder, output: _Output) -> None:
+        """Decode records and write them; of a type that the plan does not know, the driver plans again."""
+        result = output.result
+        if "file_path" in batch.schema.names:
+            _note_origins(batch, result)
+        rows = self._undecided(batch) if self.decided else batch
+        rows = _marked(rows, self.deadly) if self.deadly else rows
+        if rows.column("reason").null_count < len(rows):
+            rows = output.readable(rows)
+        for part in decoder.parts(rows, "value"):
+            if "columns" in part.schema.names and len(part):
+                decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
+            else:
+                decoded = decoder.decode(part.column("value"), part.column("headers"))
+            result.types |= decoded.types
+            result.unknown |= decoded.unknown
+            result.nulled.update(decoded.nulled)
+            # Else the decoder continues only to find all unknown types.
+            if not result.unknown:
+                output.write(part, decoded)
+                result.arrivals.update(count_arrivals(part.column("timestamp")))
+
+    def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without those that quarantine holds since an earlier attempt."""
+        partitions = batch.column("partition").to_numpy()
+        offsets = batch.column("offset").to_numpy()
+        ids = batch.column("topic_id")
+        keep = np.ones(len(batch), dtype=bool)
+        for (topic_id, partition), decided in self.decided.items():
+            mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
+            keep &= ~(mine & np.isin(offsets, np.fromiter(decided, dtype=np.int64)))
+        return batch.filter(pa.array(keep))
+
+
+def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int, str]]) -> pa.RecordBatch:
+    """The rows, those of records that crash a worker with a reason and a detail."""
+    places = zip(*(batch.column(name).to_pylist() for name in ("topic_id", "partition", "offset")), strict=True)
+    details = [deadly.get((topic_id, partition), {}).get(offset) for topic_id, partition, offset in places]
+    malformed = pa.array([detail is not None for detail in details])
+    reasons = pc.if_else(malformed, pa.scalar(str(Reason.MALFORMED)), batch.column("reason"))
+    marked = batch.set_column(batch.schema.get_field_index("reason"), "reason", reasons)
+    detail = pc.coalesce(pa.array(details, pa.string()), batch.column("detail"))
+    return marked.set_column(batch.schema.get_field_index("detail"), "detail", detail)
+
+
+def _note_origins(batch: pa.RecordBatch, result: StagedRows) -> None:
+    """Note the last offset of each partition of records from files, also of those that quarantine holds already.
+
+    Records of an archive have partitions of topics, or of other files; those of plain files the one of this lakehouse.
+    """
+    rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
+    for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
+        partition = Partition(row["topic"], row["topic_id"], row["partition"])
+        result.origins[partition] = max(row["offset_max"] + 1, result.origins.get(partition, 0))
+
+
+class _Output:
+    """The files that a task writes, and its result."""
+
+    def __init__(self, task: BronzeTask) -> None:
+        self.result = StagedRows()
+        self._task = task
+        self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
+        self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self._now = datetime.now(UTC)
+        self._filter = task.record_filter.open() if task.record_filter is not None else None
+        self._silver = SecondStage(task.fan_out) if task.fan_out is not None else None
+
+    def abort(self) -> None:
+        """Delete what was written."""
+        self.good.abort()
+        self.bad.abort()
+        if self._silver is not None:
+            self._silver.give_up()
+
+    def close(self) -> None:
+        """Write the rest, and note the files in the result."""
+        self.result.bronze = self.good.close()
+        self.result.quarantine = self.bad.close()
+        if self._silver is not None:
+            self.result.silver = self._silver.finish()
+
+    def _keep(self, columns: Mapping[str, pa.Array], count: int) -> None:
+        """Write rows of bronze, and the same rows to silver's files."""
+        rows = self.good.rows_of(columns, count)
+        self.good.write(rows)
+        if self._silver is not None:
+            self._silver.add(rows)
+
+    def readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without those that are no records (damaged parts of files, excluded records); these go to quarantine."""
+        refused = batch.filter(batch.column("reason").is_valid())
+        if not self.result.unknown:
+            said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
+            rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
+            self.write(refused, DecodedBatch(rejected=rejected))
+        return batch.filter(batch.column("reason").is_null())
+
+    def write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
+        """Write a batch's rows without those that a plug-in's filter refuses, which are only counted."""
+        result = self.result
+        if self._filter is not None:
+            refused: list[Rows] = []
+            undecodable = partial(self._filter.undecodable, batch, batch.column("topic_id"))
+            decoded = self._filter.stored(decoded, undecodable, refused.append, with_rejected=True)
+            result.suppressed += sum(map(len, refused))
+        for rows, schema_id, columns in decoded.good:
+            own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
+            self._keep(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
+        for rows, key in decoded.undecoded:
+            # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
+            self._keep(self._own(batch, rows, key[0], raw=True), len(rows))
+            result.undecoded[key] += len(rows)
+        if decoded.rejected:
+            self._reject(batch, decoded.rejected)
+
+    def _reject(self, batch: pa.RecordBatch, rejected: list[Rejected]) -> None:
+        """Write rejected rows to quarantine, all at once: records choose how many details differ."""
+        counts = [len(item.rows) for item in rejected]
+        for item, count in zip(rejected, counts, strict=True):
+            self.result.reasons[item.reason] += count
+        rows = np.concatenate([item.rows for item in rejected])
+        which = pa.array(np.repeat(np.arange(len(counts)), counts))
+        count = len(rows)
+        refs = [SchemaRef.of(item.schema_id) for item in rejected]
+        of_each = {
+            "reason": pa.array([str(item.reason) for item in rejected], pa.string()),
+            "detail": pa.array([item.detail for item in rejected], pa.string()),
+            "_schema_id": pa.array([ref.number for ref in refs], pa.int64()),
+            "_schema_guid": pa.array([ref.guid for ref in refs], pa.string()),
+        }
+        why = {
+            "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
+            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
+        }
+        own = self._own(batch, rows, None, raw=True)
+        self.bad.write_columns(own | why | {name: values.take(which) for name, values in of_each.items()}, count)
+
+    def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
+        count = len(rows)
+        taken = batch if count == len(batch) and (np.diff(rows) > 0).all() else batch.take(pa.array(rows))
+        own = {
+            "_kafka_topic": taken.column("topic"),
+            "_kafka_topic_id": taken.column("topic_id"),
+            "_kafka_partition": taken.column("partition"),
+            "_kafka_offset": taken.column("offset"),
+            "_kafka_timestamp": taken.column("timestamp"),
+            "_kafka_key": taken.column("key"),
+            "_kafka_headers": none_if_empty(taken.column("headers")),
+            "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
+        }
+        own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
+        own |= identity_columns(schema_id, count)
+        return own | {"_raw_value": taken.column("value")} if raw else own
+
+
+@dataclass(frozen=True)
+class StoredTask(DecodeJob):
+    """Decodes stored rows again; picklable.
+
+    Attributes:
+        batch: number of the batch the rows get; None: each keeps its own.
+        keep_raw: whether the written rows hold their raw value; those of types that are not selected always do.
+        keep_undecodable: rows that do not decode (or hold no raw value) are written as they are; else they are left out.
+        record_filter: rows that it refuses are left out and reported. None: there is none.
+    """
+
+    batch: int | None
+    keep_raw: bool
+    keep_undecodable: bool
+    record_filter: RecordFilter | None = None
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
+        """Decode rows with bronze's own columns and write them to files."""
+        decoder = BatchDecoder(self.plan)
+        writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
+        result = StagedRows()
+        open_filter = self.record_filter.open() if self.record_filter is not None else None
+        for sent in batches:
+            for batch in decoder.parts(sent, "_raw_value"):
+                rows = pa.Table.from_batches([batch])
+                index = rows.schema.get_field_index(HEADERS)
+                rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
+                decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
+                result.types |= decoded.types
+                result.unknown |= decoded.unknown
+                result.nulled.update(decoded.nulled)
+                if result.unknown:
+                    continue  # the driver plans again: continue only to find all of them
+                if open_filter is not None:
+                    undecodable = partial(_undecodable, batch, open_filter)
+                    decoded = open_filter.stored(
+                        decoded, undecodable, partial(_note_records, result, rows), with_rejected=False
+                    )
+                self._write(rows, decoded, writer, result)
+        if result.unknown:
+            writer.abort()
+        result.bronze = writer.close()
+        result.suppressed = len(result.suppressed_records)
+        return result
+
+    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
+        """Write the rows, decoded and undecoded."""
+        for numbers, schema_id, columns in decoded.good:
+            own = self._own(rows, numbers, schema_id, keep_raw=self.keep_raw)
+            writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(numbers))
+        for numbers, key in decoded.undecoded:
+            result.undecoded[key] += len(numbers)
+            writer.write_columns(self._own(rows, numbers, key[0], keep_raw=True), len(numbers))
+        for rejected in decoded.rejected:
+            result.reasons[rejected.reason] += len(rejected.rows)
+            if self.keep_undecodable:
+                kept = rows.take(pa.array(rejected.rows))
+                writer.write_columns({name: kept.column(name) for name in kept.column_names}, kept.num_rows)
+
+    def _own(
+        self, rows: pa.Table, numbers: Rows, schema_id: SchemaId, *, keep_raw: bool
+    ) -> dict[str, pa.ChunkedArray | pa.Array]:
+        taken = rows.take(pa.array(numbers))
+        own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
+        own |= identity_columns(schema_id, len(numbers))
+        if self.batch is not None:
+            own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(numbers))
+        if not keep_raw:
+            own["_raw_value"] = pa.nulls(len(numbers), pa.binary())
+        return own
+
+
+def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:
+    """Note which records these rows are (`RECORD`)."""
+    taken = rows.take(pa.array(numbers))
+    result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
+
+
+def _undecodable(batch: pa.RecordBatch, open_filter: OpenRecordFilter, rows: Rows) -> Mask:
+    """Mask of the rows that the filter refuses without decoding them."""
+    record = {name: batch.column(f"_kafka_{name}") for name in ("key", "headers", "partition", "offset")}
+    return open_filter.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""), rows)

@@ -1,0 +1,411 @@
+"""Rows of many games -> Parquet files of each game, in a task of a Spark job; also beside bronze's rows, in the same pass.
+
+The workers sort what they have buffered by game, and append each game's part to its file. Memory is bounded by the buffer,
+whatever share of the rows one game has. What a worker decides by a row's game: whether its name may be a game's, and which
+columns the game's table gets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from game_events.config.settings import Settings
+from game_events.decoding.columns import ColumnMap, level_of
+from game_events.errors import LostFileError
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.commits.group import one_ahead
+from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
+from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
+from game_events.workers.gold import PartialAggregate, PartialRows
+from game_events.workers.job import WorkerJob
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import FileRows, OldRows, parts_by_game
+from game_events.workers.rules import OutcomeWriter, RuleOutcome
+
+log = logging.getLogger(__name__)
+
+#: Why a row is in no game's table.
+INVALID = "invalid"
+NOT_ALLOWED = "not_allowed"
+OVER_LIMIT = "over_limit"
+
+#: Reason for rows without a name, where not every message type is decoded: no error.
+NO_NAME = "no_name"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Rules for the names of games; picklable.
+
+    Attributes:
+        allowed: the allow list; empty: every valid name.
+        only: if not None, rows of other games are skipped, neither routed nor counted.
+        unnamed: reason for rows without a name.
+        known: names of existing games.
+        room: number of new names that may get files in one pass; None: any.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    unnamed: str = INVALID
+    known: frozenset[str] = frozenset()
+    room: int | None = None
+
+    @classmethod
+    def of_all(cls, settings: Settings, known: Collection[str]) -> Routing:
+        """Of every game: the known ones, and new names while there is room.
+
+        Names of the allow list get files, or all while there is room; a worker that meets more new names gives up.
+        """
+        room = None if settings.games else max(0, settings.max_games - len(known))
+        unnamed = NO_NAME if settings.message_types else INVALID
+        return cls(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
+
+    def refusal(self, name: object) -> str | None:
+        """Why a name gets no table; None if it may."""
+        if name is None:
+            return self.unnamed
+        if not is_game(name):
+            return INVALID
+        return NOT_ALLOWED if self.allowed and name not in self.allowed else None
+
+    def takes(self, name: object, rows: int, refused: dict[str, Counter[str]]) -> bool:
+        """Whether rows of this name are written; rows that belong to no game are counted: why -> name -> rows."""
+        if self.only is not None and name not in self.only:
+            return False  # another pass takes them
+        why = self.refusal(name)
+        if why is not None:
+            # Invalid names together, as their number has no bound.
+            refused.setdefault(why, Counter())["" if why in (INVALID, NO_NAME) else str(name)] += rows
+        return why is None
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Columns that a game's table lacks until the game has sent a value for them; picklable.
+
+    Attributes:
+        together: such a column -> the columns that its first value brings: all those of its message type if no other type has
+            the column, else itself.
+    """
+
+    together: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, columns: ColumnMap, always: Collection[str]) -> ColumnChoice | None:
+        """The choice among the columns of `schema`; `always`: columns of every table. None: one message type, no choice."""
+        of_type = defaultdict[str, set[str]](set)
+        types = defaultdict[str, set[str]](set)
+        for key, column in columns.owners.items():
+            message, _ = level_of(key)
+            of_type[message].add(column)
+            types[column].add(message)
+        if len(of_type) < 2:
+            return None
+        optional = [name for name in schema.names if name in types and name not in always]
+        needed = {name: of_type[next(iter(types[name]))] if len(types[name]) == 1 else {name} for name in optional}
+        return cls({name: frozenset(columns) & frozenset(optional) for name, columns in needed.items()})
+
+    def sent(self, rows: pa.Table) -> frozenset[str]:
+        """The columns that the values in these rows bring."""
+        sent = set[str]()
+        for name, columns in self.together.items():
+            if name not in sent and rows.column(name).null_count < rows.num_rows:
+                sent |= columns
+        return frozenset(sent)
+
+    def chosen(self, schema: pa.Schema, sent: Collection[str]) -> pa.Schema:
+        """The columns of `schema`, in its order, without those that were not sent."""
+        return pa.schema([field for field in schema if field.name not in self.together or field.name in sent])
+
+
+#: Bytes of rows that are sorted at a time.
+SORT_BYTES = 64 * 1024 * 1024
+
+#: Bytes of sorted rows held by the writers together, past which every one writes its row group.
+BUFFER_BYTES = 192 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FanOut(WorkerJob[FanOutResult]):
+    """Writes rows to files of their games' tables; picklable.
+
+    Attributes:
+        layer: silver or gold: which table of a game.
+        game_column: column of the rows that names the game.
+        outcome: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
+        aggregate: for gold: which of a game's tables.
+        choice: the columns that not every game's table has; None: all tables have all of `schema`.
+        source: files with the rows; None: Spark sends the rows.
+        old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
+        held_bytes: bound of the memory of a task: bytes that wait for their file.
+        most_games: a task with rows of more games gives up, as one with too many new names does; None: any number.
+        partial: the rows are also aggregated for gold; None: they are not.
+    """
+
+    result: ClassVar[type] = FanOutResult
+    lakehouse: Lakehouse
+    layer: str
+    game_column: str
+    schema: pa.Schema
+    routing: Routing = field(default_factory=Routing)
+    outcome: RuleOutcome | None = None
+    aggregate: str = PLAYER_AGG
+    choice: ColumnChoice | None = None
+    source: FileRows | None = None
+    old: OldRows | None = None
+    held_bytes: int = BUFFER_BYTES
+    most_games: int | None = None
+    partial: PartialAggregate | None = None
+
+    def table(self, game: str) -> Table:
+        """Where a game's rows go."""
+        return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Write the rows: the batches, or those of the files of these tasks."""
+        sent = rows = iter(batches)
+        if self.source is not None:
+            rows = (batch for table in self.source.of_tasks(sent) for batch in table.to_batches())
+        result = Stage(self).run(rows)
+        deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
+        return result
+
+
+class Stage:
+    """One task of a worker: it takes rows, and writes them; `result`: whole after `finish` or `give_up`."""
+
+    def __init__(self, task: FanOut) -> None:
+        self._task = task
+        self._writers: dict[str, StagedWriter] = {}
+        self.result = FanOutResult()
+        self._buffer: list[pa.RecordBatch] = []
+        self._rows = self._bytes = self._held = 0
+        self._splitter = OutcomeWriter(task.outcome) if task.outcome is not None else None
+        self._rejected: dict[str, StagedWriter] = {}
+        if self._splitter is not None:
+            self._rejected = self._splitter.writers
+            self.result.counts = self._splitter.counts
+        self._new: set[str] = set()
+        self._partial = PartialRows(task.partial) if task.partial is not None else None
+        #: Game -> keys of its new rows.
+        self._keys: dict[str, list[pa.Table]] = {}
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Take all rows; as soon as the task is crowded no more are asked for."""
+        for batch in batches:
+            self.add(batch)
+            if self.result.crowded:
+                break
+        return self.finish()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; some are written."""
+        if self.result.crowded:
+            return
+        self._buffer.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += buffer_bytes(batch)
+        if self._rows >= self._task.lakehouse.sizes.sorted_rows or self._bytes >= SORT_BYTES:
+            self._write_buffer()
+
+    def finish(self) -> FanOutResult:
+        """Write the rest; the files are closed."""
+        self._write_buffer()
+        if self.result.crowded:
+            return self.result
+        for game, kept in one_ahead(self._others()):
+            self._try(game, partial(self._keep, game, kept))
+        self.result.files = self._closed(self._writers)
+        self.result.rejected = self._closed(self._rejected)
+        if self._partial is not None:
+            self.result.partials = self._partial.tables()
+        return self.result
+
+    def give_up(self) -> FanOutResult:
+        """Delete what was written and take no more rows: the driver decides what is done instead."""
+        for writer in (*self._writers.values(), *self._rejected.values()):
+            with suppress(OSError):
+                writer.abort()
+        for game in self._writers.keys() - self._task.routing.known:
+            remove_empty_folder(self._task.table(game))
+        self._buffer = []
+        self._rows = 0
+        self._bytes = 0
+        self._writers = {}
+        self._rejected = {}
+        self.result = FanOutResult(crowded=True)
+        return self.result
+
+    def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
+        for game, writer in writers.items():
+            self._try(game, writer.close)
+        return {game: writer.files for game, writer in writers.items() if writer.files}
+
+    def _try(self, game: str, write: Callable[[], object]) -> None:
+        """Write for one game; an error fails that game only.
+
+        Raises:
+            OSError: the object store is unavailable, for all games.
+        """
+        self.result.write_alone(game, self._task.table(game), write)
+
+    def _write_buffer(self) -> None:
+        """Sort the buffer by game, once, and write each game's part."""
+        if not self._rows:
+            return
+        task = self._task
+        routing = task.routing
+        rows = pa.Table.from_batches(self._buffer).combine_chunks()
+        self._buffer = []
+        self._rows = 0
+        self._bytes = 0
+        order, by_game = parts_by_game(rows, task.game_column)
+        parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
+        self._new |= parts.keys() - routing.known
+        if self._is_crowded(parts):
+            self.give_up()
+        if not parts or self.result.crowded:
+            return
+        if self._partial is not None:
+            self._partial.add(rows)
+        self._write_parts(rows, order, parts)
+
+    def _write_parts(self, rows: pa.Table, order: pa.Array, parts: Mapping[str, tuple[int, int]]) -> None:
+        """Write each game's part of rows in the order by game."""
+        task = self._task
+        written = rows.select(task.schema.names).take(order).cast(task.schema)
+        more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
+        size = buffer_bytes(written)
+        for game, part in parts.items():
+            share = size * part[1] // rows.num_rows
+            self._try(game, partial(self._write_part, game, written.slice(*part), share, more.slice(*part)))
+        # Each game's part keeps the whole sorted table in memory: count the table.
+        self._held += size
+        if self._held > self._task.held_bytes:
+            self._held = 0
+            for game, writer in self._writers.items():
+                self._try(game, writer.flush)
+
+    def _is_crowded(self, parts: Iterable[str]) -> bool:
+        room = self._task.routing.room
+        most = self._task.most_games
+        return (room is not None and len(self._new) > room) or (most is not None and len(self._writers.keys() | parts) > most)
+
+    def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
+        if self._splitter is not None:
+            rows = self._splitter.keep(game, rows, more)
+        if self._task.old is not None and game in self._task.old.files:
+            # A copy: a slice would keep the rows of all games.
+            self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
+        if rows.num_rows:
+            writer = self._writer(game, rows)
+            writer.write(rows.select(writer.schema.names), size)
+
+    def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
+        """The game's writer; one with more columns if these rows have values in more."""
+        choice = self._task.choice
+        writer = self._writers.get(game)
+        known = self.result.columns.get(game, frozenset())
+        sent = known if choice is None else known | choice.sent(rows)
+        if writer is None or sent != known:
+            schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
+            wider = StagedWriter(self._task.table(game), schema, game, short_lived=self._task.layer == "gold")
+            wider.files = [] if writer is None else writer.close()
+            self._writers[game] = writer = wider
+            if sent:
+                self.result.columns[game] = sent
+        return writer
+
+    def _others(self) -> Iterator[tuple[str, pa.Table | Exception | None]]:
+        """The old rows of each game with other keys than those of its new rows, or why they cannot be read; None: the end."""
+        old = self._task.old
+        if old is None:
+            return
+        for game, keys in self._keys.items():
+            try:
+                yield from ((game, rows) for rows in old.others(game, pa.concat_tables(keys)))
+            except (OSError, LostFileError) as error:
+                yield game, error
+            yield game, None
+
+    def _keep(self, game: str, kept: pa.Table | Exception | None) -> None:
+        if isinstance(kept, Exception):
+            raise kept
+        if kept is not None:
+            self._writer(game, kept).write(kept)
+        elif game in self._writers:
+            self._writers[game].close()  # else the ends of all games are in memory together
+
+
+@dataclass(frozen=True)
+class OnePassTask:
+    """What bronze's workers need to write silver's files, too; picklable.
+
+    Attributes:
+        aggregate: whether gold's partial rows are made.
+        most_games: as `FanOut.most_games`.
+    """
+
+    lakehouse: Lakehouse
+    routing: Routing
+    columns: PartialAggregate
+    aggregate: bool
+    most_games: int | None
+
+    def fan_out(self, columns: ColumnMap) -> FanOut | None:
+        """The fan-out of rows decoded to these columns; None: none of them names the game."""
+        schema = pa.schema([f for f in bronze_schema(columns) if f.name not in BRONZE_ONLY])
+        own = self.columns
+        if own.game not in schema.names:
+            return None
+        return FanOut(
+            self.lakehouse,
+            Layer.SILVER,
+            own.game,
+            schema,
+            self.routing,
+            choice=ColumnChoice.of(schema, columns, (own.game, own.key, own.time)),
+            held_bytes=BUFFER_BYTES // 2,  # bronze's rows wait beside them
+            most_games=self.most_games,
+            partial=own if self.aggregate and own.fits(schema) else None,
+        )
+
+
+class SecondStage:
+    """Silver's files in a task of bronze's job. What goes wrong here is no error of that job: silver reads bronze then."""
+
+    def __init__(self, task: FanOut) -> None:
+        self._names = task.schema.names
+        self._stage = Stage(task)
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows of bronze."""
+        for batch in rows.select(self._names).to_batches():
+            self._trying(partial(self._stage.add, batch))
+
+    def finish(self) -> FanOutResult:
+        """Write the rest."""
+        self._trying(self._stage.finish)
+        return self._stage.result
+
+    def give_up(self) -> None:
+        """Delete what was written, and take no more rows."""
+        self._stage.give_up()
+
+    def _trying(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - whatever it is, bronze's rows are not affected
+            log.warning("one_pass=given_up error=%r", error)
+            self._stage.give_up()

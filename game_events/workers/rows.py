@@ -1,0 +1,244 @@
+"""Rows that Spark's workers read from tables' files with Arrow, instead of rows that the JVM reads and sends to them.
+
+Rows of the tables that a job replaces: the job's workers read them from the files, and merge or carry over.
+
+The rows of a table that a job does not change are copied, as Arrow, into the table's new file. Rows of small
+tables pass through Spark all the same: copying them would read the file a second time.
+
+Rows that a worker sends to Spark, in batches of a size that costs Spark little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from game_events.lakehouse.commits.group import ahead
+from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
+from game_events.lakehouse.data.staging import buffer_bytes
+from game_events.lakehouse.tables import Lakehouse
+from game_events.workers.job import numbers_of, task_numbers
+from game_events.workers.rules import Violations
+
+
+def in_share(games: pa.ChunkedArray, share: int, shares: int) -> pa.Array:
+    """Which of the rows' games are in a share; each name, NULL too, is in one."""
+    codes = games.combine_chunks().dictionary_encode(null_encoding="encode")
+    mine = [crc32(str(name).encode()) % shares == share for name in codes.dictionary.to_pylist()]
+    return pa.array(mine, pa.bool_()).take(codes.indices)
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of files, by task; picklable.
+
+    Attributes:
+        schema: columns of the rows; what a file lacks is NULL.
+        tasks: the files of each task, or of each group of `shares` tasks.
+        above: only rows of later bronze batches; None: all rows.
+        few: each file has few rows: in an object store several are read at the same time.
+        shares: tasks that read the same files, each the rows of its share of the games.
+        game_column: with `shares`: names the game.
+        violations: those of silver's rules: rows have the columns of its `RuleOutcome`, too. None: there are no rules.
+    """
+
+    lakehouse: Lakehouse
+    schema: pa.Schema
+    tasks: Sequence[Sequence[FilePart]]
+    above: int | None = None
+    few: bool = False
+    shares: int = 1
+    game_column: str = ""
+    violations: Violations | None = None
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        """The numbers of the tasks, each in a task of Spark's."""
+        return task_numbers(spark, len(self.tasks) * self.shares)
+
+    def rows(self, spark: SparkSession, columns: StructType) -> DataFrame:
+        """The rows, which workers send to Spark; `columns`: `schema` as Spark has it."""
+        return self.numbers(spark).mapInArrow(self, columns)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: numbers of tasks -> their rows."""
+        return in_batches(self.of_tasks(batches), self.schema, self.lakehouse.sizes.sent_rows)
+
+    def of_tasks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The rows of the tasks of these numbers."""
+        for number in numbers_of(batches):
+            group, share = divmod(number, self.shares)
+            parts = self.tasks[group]
+            read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
+            for rows in read:
+                later = rows if self.above is None else rows.filter(pc.greater(rows.column("_batch"), self.above))
+                yield later if self.shares == 1 else later.filter(in_share(later.column(self.game_column), share, self.shares))
+
+    def _whole(self, part: FilePart) -> list[pa.Table]:
+        return list(self._rows(part))
+
+    def _one_by_one(self, parts: Iterable[FilePart]) -> Iterator[pa.Table]:
+        for part in parts:
+            yield from self._rows(part)
+
+    def _rows(self, part: FilePart) -> Iterator[pa.Table]:
+        table = self.lakehouse.table(part.table)
+        schema = self.schema
+        violations = self.violations
+        if violations is not None:
+            violating = violations.of_file(part.path)
+            schema = violations.schema(schema, violating)
+        groups = slice(part.number, None, part.of)
+        for first, rows in numbered_parts(table, schema, [part.path], table.sizes.row_group_rows, groups):
+            yield rows if violations is None else violations.added(rows, first, violating)
+
+
+@dataclass(frozen=True)
+class OldRows:
+    """The files of the games' tables before the job, and the columns that identify a row; picklable.
+
+    Attributes:
+        aggregate: which of a game's gold tables.
+        keys: columns that identify a row; none: each table has one row.
+        schema: columns of the tables; a file's missing ones are NULL.
+        files: game -> paths of the files below the table's folder.
+        small: games of which `with_old` gives all old rows.
+    """
+
+    lakehouse: Lakehouse
+    aggregate: str
+    game_column: str
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    files: Mapping[str, Sequence[str]]
+    small: frozenset[str] = frozenset()
+
+    def without_small(self) -> OldRows:
+        """Those of the other games, some of whose rows `with_old` leaves out."""
+        return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
+
+    def added_to(self, rows: DataFrame) -> DataFrame:
+        """New rows, and old ones, which workers send to Spark (`with_old`)."""
+        return rows.mapInArrow(self.with_old, rows.schema)
+
+    def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: the new rows, and the old rows with the same keys, or all old rows of a game with new ones.
+
+        All new rows of a game are in one task.
+        """
+        new: list[pa.RecordBatch] = []
+        schema = pa.schema([])
+        games = pa.array(self.files, pa.string())
+        for batch in batches:
+            yield batch
+            schema = batch.schema
+            wanted = pc.is_in(batch.column(self.game_column), value_set=games)
+            # A copy: the columns of a batch that Spark has sent share one buffer.
+            new.append(batch.select([self.game_column, *self.keys]).filter(wanted))
+        if not new:
+            return
+        keys = pa.Table.from_batches(new)
+        order, parts = parts_by_game(keys, self.game_column)
+        keys = keys.select(self.keys).take(order)
+        yield from in_batches(
+            self._to_merge({game: keys.slice(*part) for game, part in parts.items()}), schema, self.lakehouse.sizes.sent_rows
+        )
+
+    def _to_merge(self, keys: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
+        """With the column of the game: the old rows of games with these keys; of small games all."""
+        small = [game for game in keys if game in self.small]
+        for game, tables in zip(small, ahead(small, lambda game: list(self._rows(game))), strict=True):
+            yield from (self._named(game, rows) for rows in tables)
+        for game in keys.keys() - self.small:
+            yield from (self._named(game, rows.filter(has_new)) for rows, has_new in self.matched(game, keys[game]))
+
+    def _named(self, game: str, rows: pa.Table) -> pa.Table:
+        return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
+
+    def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
+        """The old rows of a game with other keys than these."""
+        for rows, has_new in self.matched(game, keys):
+            yield rows.filter(pc.invert(has_new)) if pc.any(has_new).as_py() else rows
+
+    def matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """The old rows of a game, part by part, and which of them have one of these keys."""
+        for rows in self._rows(game):
+            yield rows, has_key(rows, keys)
+
+    def _rows(self, game: str) -> Iterator[pa.Table]:
+        return read_parts(self.lakehouse.gold(game, self.aggregate), self.schema, self.files[game])
+
+
+def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
+    """The order of the rows by game, and game -> start and length of its part in this order."""
+    codes = rows.column(game_column).combine_chunks().dictionary_encode(null_encoding="encode")
+    if isinstance(codes, pa.ChunkedArray):
+        codes = codes.combine_chunks()
+    numbers = codes.indices.to_numpy()
+    names = codes.dictionary.to_pylist()
+    # numpy sorts 16-bit numbers in linear time.
+    order = np.argsort(numbers.astype(np.min_scalar_type(len(names))), kind="stable")
+    bounds = np.searchsorted(numbers[order], np.arange(len(names) + 1)).tolist()
+    return pa.array(order), {name: (bounds[n], bounds[n + 1] - bounds[n]) for n, name in enumerate(names)}
+
+
+def has_key(rows: pa.Table, keys: pa.Table) -> pa.Array:
+    """Which rows have one of these keys; NULL equals NULL, as in Spark's `groupBy`.
+
+    Each further column makes numbers of the pairs of the number so far and its own.
+    """
+    if not keys.column_names:
+        return pa.repeat(pa.scalar(True), rows.num_rows)
+    first, *others = keys.column_names
+    if not others:
+        return pc.is_in(rows.column(first), value_set=keys.column(first).combine_chunks())
+    key_numbers, row_numbers = _numbers(keys.column(first), rows.column(first))
+    for name in others:
+        wanted, asked = _numbers(keys.column(name), rows.column(name))
+        size = keys.num_rows
+        key_numbers, row_numbers = _numbers(
+            pc.add(pc.multiply(key_numbers, size), wanted), pc.add(pc.multiply(row_numbers, size), asked)
+        )
+    return pc.is_valid(row_numbers)
+
+
+def _numbers(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """Both as numbers of the keys' distinct values; a value that is none of these is NULL."""
+    distinct = keys.unique()
+    return pc.index_in(keys, value_set=distinct).cast(pa.int64()), pc.index_in(values, value_set=distinct).cast(pa.int64())
+
+
+#: Bytes of rows that go to Spark together.
+BATCH_BYTES = 16 * 1024 * 1024
+
+
+def in_batches(parts: Iterable[pa.Table], schema: pa.Schema, most_rows: int) -> Iterator[pa.RecordBatch]:
+    """The rows of small tables, about so many together, in exactly this schema: Spark compares types and nullability."""
+    joined = list[pa.Table]()
+    rows = 0
+    size = 0
+    for part in parts:
+        if part.num_rows:
+            joined.append(part)
+            rows += part.num_rows
+            size += buffer_bytes(part)
+        if rows >= most_rows or size >= BATCH_BYTES:
+            yield from _joined(joined, schema)
+            joined = []
+            rows = 0
+            size = 0
+    if joined:
+        yield from _joined(joined, schema)
+
+
+def _joined(parts: list[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in pa.concat_tables(parts).combine_chunks().to_batches():
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
