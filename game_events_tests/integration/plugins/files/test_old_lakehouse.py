@@ -24,7 +24,7 @@ from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh
-from game_events.plugins.export.run import export_rows, replay_failed_chunks
+from game_events.plugins.export.run import export_rows, replay_failed_calls
 from game_events.plugins.files.archive import archive
 from game_events.rules import Rule
 from game_events_tests.integration.plugins.files.test_pipeline import failed_checks
@@ -141,7 +141,7 @@ def assert_is_exported(make, tmp_path):
         export_rows(make(**sending), RunReport())
         new = sorted(e["n"] for e in kept if e["n"] >= EXPORTED_TO)
         assert sorted(row["n"] for row in receiver.rows) == new
-        assert replay_failed_chunks(make(**sending)) == (1, 15)
+        assert replay_failed_calls(make(**sending)) == (1, 15)
         export_rows(make(**sending), RunReport())
         failed = sorted(e["n"] for e in kept if e["n"] < EXPORTED_TO and e["game_name"] == NOT_TAKEN)
         assert sorted(row["n"] for row in receiver.rows) == failed + new
