@@ -181,13 +181,17 @@ def test_an_old_lakehouse_is_refused_then_migrated_and_goes_on(make, landing, co
 @pytest.mark.parametrize("point", POINTS)
 def test_a_migration_that_is_killed_after_each_table_goes_on(make, landing, tmp_path, point):
     more = {"LAKEHOUSE": str(tmp_path / "lakehouse"), "STATE_DIR": str(tmp_path / "state")}
-    environment = os.environ | {f"GAME_EVENTS_{name}": value for name, value in more.items()} | killed_at(point)
-    migrate = [Path(sys.executable).parent / "game-events", "migrate", "--apply"]
-    kills = 0
-    while (code := subprocess.run(migrate, env=environment, cwd=tmp_path, check=False).returncode) == -signal.SIGKILL:
-        kills += 1
-        if not (point == "migration_marked" and kills == MARKED):  # then only bronze's commit was left, and was made
-            with pytest.raises(ConfigurationError, match="migrate --apply"):
-                refresh(make())
-    assert (code, kills) == (0, {"migration_marked": MARKED, "migration_copied": len(FORMER_OWN)}[point])
+    environment = os.environ | {f"GAME_EVENTS_{name}": value for name, value in more.items()}
+    command = [Path(sys.executable).parent / "game-events", "migrate", "--apply"]
+
+    def migrate(place):
+        return subprocess.run(command, env=environment | killed_at(place), cwd=tmp_path, check=False).returncode
+
+    copies = [f"{point}:{FORMER_OWN[old]}" for old in sorted(FORMER_OWN)]
+    places = copies if point == "migration_copied" else [point] * MARKED
+    for place in places:
+        with pytest.raises(ConfigurationError, match="migrate --apply"):  # until bronze, the last table, is migrated
+            refresh(make())
+        assert migrate(place) == -signal.SIGKILL, place
+    assert migrate("nowhere") == 0
     assert_goes_on(make, landing, tmp_path)
