@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
 from game_events.config.settings import Settings
-from game_events.lakehouse.tables import REST_TABLES
+from game_events.lakehouse.tables import EXPORT_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
@@ -133,7 +133,7 @@ def cells(lakes: dict[int, Settings], session: SparkSession) -> list[dict[str, f
 
 def _cell(settings: Settings, session: SparkSession, rows: int, rows_per_call: int, **more: Any) -> dict[str, float]:  # noqa: ANN401 - settings
     """One export of all rows, from nothing."""
-    for name in REST_TABLES:
+    for name in EXPORT_TABLES:
         rmtree(Path(settings.lakehouse) / name, ignore_errors=True)
     chosen = settings.model_copy(update={**more, "rest_rows_per_call": rows_per_call})
     report = RunReport()

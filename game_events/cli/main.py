@@ -62,6 +62,10 @@ CORE_COMMANDS = {
         "game_events.cli.commands.jobs:maintain",
         "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
+    "migrate": Command(
+        "game_events.cli.commands.jobs:migrate",
+        "Give the tables of a lakehouse of game_events 0.1 today's names; no row changes. Killed, it is run again.",
+    ),
 }
 
 

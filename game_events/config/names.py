@@ -40,12 +40,20 @@ OWN = (
     "schemas",
     PROGRESS,
     "event_log",
-    "suppressed_entities",
+    "erased_people",
     "source_files",
-    "rest_outbox",
-    "rest_deliveries",
-    "rest_dead_letters",
+    "export_calls",
+    "export_outcomes",
+    "export_failed_calls",
 )
+
+#: The keys that some of them had in game_events 0.1.
+FORMER_OWN = {
+    "suppressed_entities": "erased_people",
+    "rest_outbox": "export_calls",
+    "rest_deliveries": "export_outcomes",
+    "rest_dead_letters": "export_failed_calls",
+}
 
 #: Keys of the tables that are neither of an entity nor in `OWN`.
 FIXED = ("bronze_events", "quarantine_events", "silver_events", f"gold_unified_{PLAYER_AGG}")

@@ -236,14 +236,14 @@ class LeftOut:
         return LeftOut(min(self.first, first), max(self.last, last), narrow)
 
     def detail(self) -> str:
-        """Everything but `last`, as JSON; earlier versions of this code wrote only that."""
+        """Everything but `last`, as JSON."""
         by = None if self.by is None else [sorted(self.by.games), self.by.max_games, self.by.most_games, self.by.min_rows]
         return json.dumps({"first": self.first, "by": by})
 
     @classmethod
-    def of(cls, last: int, detail: str | None) -> LeftOut:
+    def of(cls, last: int, detail: str) -> LeftOut:
         """The inverse of `detail`."""
-        content: dict[str, Any] = json.loads(detail) if detail else {"first": 1, "by": None}
+        content: dict[str, Any] = json.loads(detail)
         if content["by"] is None:
             return cls(content["first"], last)
         games, *limits = content["by"]
@@ -513,7 +513,7 @@ EVENT_LOG_SCHEMA = schema_of(
 )
 
 #: Kinds of rows besides those of counters (docs/observability.md describes all of them).
-KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "upkeep")
+KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "maintenance")
 
 EventRow = Mapping[str, Any]
 

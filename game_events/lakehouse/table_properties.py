@@ -14,9 +14,8 @@ Retention of removed files and log entries, for running readers and time travel.
 Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are nowhere else: only compaction removes files.
 *Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
 
-The version of the tables' own format, kept in each table: newer code reads older tables, older code refuses newer ones.
-
-It is in the metadata of a table's first column, as delta-rs takes no table properties but Delta's own.
+The version of the tables' own format, kept in each table: tables of another one are refused. It is in the metadata of a
+table's first column, as delta-rs takes no table properties but Delta's own.
 
 How many rows and bytes of a table are read, sorted, written and sent at a time: parameters that travel with each table.
 """
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 
-from game_events.config.names import PROGRESS
+from game_events.config.names import FIXED, FORMER_OWN, OWN, PROGRESS
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.open_table import of_columns
 
@@ -277,9 +276,10 @@ class Retention:
         return True
 
 
-#: Increased when tables are written in a way that earlier code would misread. 2: partitioned tables; earlier code
-#: would add their files without the partition.
-FORMAT, PARTITIONED = 1, 2
+#: Increased when tables are written in a way that other code would misread; the second one is that of partitioned tables. The
+#: first release begins with 3: game_events 0.1, which was never released and knows other transaction ids, wrote 1 and 2, and
+#: refuses what is higher.
+FORMAT, PARTITIONED = 3, 4
 
 KEY = "game_events.format"
 
@@ -297,14 +297,50 @@ def unmarked(schema: pa.Schema) -> pa.Schema:
 
 
 def format_of(handle: DeltaTable) -> int:
-    """A table's format; tables without the key have the first one."""
+    """A table's format; 0: it has none, as another program has made it, or replaced it."""
     fields = handle.schema().fields
-    return int(fields[0].metadata.get(KEY, 1)) if fields else 1
+    return int(fields[0].metadata.get(KEY, 0)) if fields else 0
 
 
-def refuse_newer(handle: DeltaTable) -> None:
-    """Raise ConfigurationError for a table whose format is newer than this code, which would misread it."""
+#: Transaction ids of game_events 0.1, or their first parts -> today's (`Txn`).
+FORMER_IDS = {
+    "generation": "incarnation",
+    "slices": "micro_batches",
+    "reset": "full_refresh",
+    "silver_decided": "decided_batch",
+    "silver_generation": "decided_incarnation",
+    "quarantined": "records_quarantined",
+    "next": "next_file",
+    "run": "export_run",
+}
+
+FORMER = (
+    'this lakehouse was written by game_events 0.1: run "game-events migrate" (shows what it would do), then '
+    '"game-events migrate --apply"'
+)
+
+
+def is_former(handle: DeltaTable, key: str) -> bool:
+    """Whether a table, with its key, has the transaction ids of game_events 0.1.
+
+    Of tables that are not this pipeline's (an archive, the bronze that is its source) those that have any of them; of its own
+    tables without a format, too, as another program may have replaced one.
+    """
     version = format_of(handle)
+    known = key in (*OWN, *FIXED, *FORMER_OWN) or key.startswith(("silver_", "gold_"))
+    if version >= FORMAT or not (version or known):
+        return False
+    if version and known:
+        return True
+    pairs = FORMER_IDS.items()
+    return any(handle.transaction_version(old) is not None and handle.transaction_version(new) is None for old, new in pairs)
+
+
+def refuse_other_format(handle: DeltaTable, key: str) -> None:
+    """Raise ConfigurationError for a table whose format is newer than this code or older, which would misread it."""
+    version = format_of(handle)
+    if is_former(handle, key):
+        raise ConfigurationError(f"{FORMER}; table {handle.table_uri}")
     if version > PARTITIONED:
         raise ConfigurationError(
             f"table {handle.table_uri} has format {version}, this version of game_events reads formats up to {PARTITIONED}: "

@@ -28,7 +28,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.names import GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
+from game_events.config.names import FORMER_OWN, GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
@@ -37,11 +37,12 @@ from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, 
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import delta_options, has_no_content, store_errors_named, unopenable
 from game_events.lakehouse.table_properties import (
+    FORMER,
     Retention,
     Sizes,
     is_derived,
     is_made_again,
-    refuse_newer,
+    refuse_other_format,
     refuse_unreadable,
     refuse_unwritable,
 )
@@ -121,15 +122,15 @@ SCHEMAS = "schemas"
 
 EVENT_LOG = "event_log"
 
-SUPPRESSED = "suppressed_entities"
+ERASED_PEOPLE = "erased_people"
 
 SOURCE_FILES = "source_files"
 
 #: Of the export over HTTP: planned calls, outcome of each call, failed calls.
-REST_PLANNED = "rest_outbox"
-REST_DELIVERIES = "rest_deliveries"
-REST_FAILED_CALLS = "rest_dead_letters"
-REST_TABLES = (REST_PLANNED, REST_DELIVERIES, REST_FAILED_CALLS)
+EXPORT_CALLS = "export_calls"
+EXPORT_OUTCOMES = "export_outcomes"
+EXPORT_FAILED_CALLS = "export_failed_calls"
+EXPORT_TABLES = (EXPORT_CALLS, EXPORT_OUTCOMES, EXPORT_FAILED_CALLS)
 
 #: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
 PART_PATH = r"=([^/=]+)/[^/]+$"
@@ -350,7 +351,7 @@ class Table:
         Raises:
             DataError: its log cannot be read, it has a feature that this project's readers do not support, or somebody else has
                 altered it so that no commit of this project would be right (`writable`).
-            ConfigurationError: a newer version of this project has written it, or the object store refuses access.
+            ConfigurationError: another version of this project has written it, or the object store refuses access.
             TransientError: the object store does not answer.
         """
         handle = self.open_to_read()
@@ -361,6 +362,25 @@ class Table:
         if self.part is not None:
             whole = self.whole.open_to_read()
             return whole.part(self.part) if isinstance(whole, PartedTable) else None
+        opened = self.open_of_any_format()
+        if opened is not None:
+            return self.readable(opened)
+        former = self.former
+        if former is not None and former.exists():
+            raise ConfigurationError(f"{FORMER}; table {former.uri}")
+        return None
+
+    @property
+    def former(self) -> Table | None:
+        """The table that it was in game_events 0.1, if that had another name."""
+        old = next((old for old, new in FORMER_OWN.items() if new == self.key), None)
+        if old is None:
+            return None
+        name = self.name.removesuffix(self.key) + old
+        return replace(self, name=name, uri=self.uri.removesuffix(self.name) + name, key=old)
+
+    def open_of_any_format(self) -> OpenTable | None:
+        """A handle on the newest version of a whole table, for the migration; otherwise as `open_to_read`."""
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
         try:
@@ -373,17 +393,17 @@ class Table:
                 log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
                 return None
             raise unopenable(self.uri, error) from error
-        return self.readable(table)
+        return table
 
     def readable(self, handle: AnyTable) -> AnyTable:
         """The handle.
 
         Raises:
             DataError: the table has a feature that this project's readers do not support.
-            ConfigurationError: a newer version of this project has written it.
+            ConfigurationError: a newer version of this project has written it, or game_events 0.1.
         """
         refuse_unreadable(handle, self.uri, self.key)
-        refuse_newer(handle)
+        refuse_other_format(handle, self.key)
         return handle
 
     def writable(self, handle: AnyTable, *, replaced: bool = False) -> AnyTable:

@@ -200,7 +200,7 @@ def _gap(gap: Gap, names: Names) -> dict[str, Any]:
 def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
     texts = {name: without_secrets(getattr(entry, name) or "", settings) or None for name in ("skipped", "error")}
     status = FAILED if entry.error else "skipped" if entry.skipped else "done"
-    return _row("upkeep", table=entry.table, status=status, detail=asdict(entry) | texts)
+    return _row("maintenance", table=entry.table, status=status, detail=asdict(entry) | texts)
 
 
 def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]:

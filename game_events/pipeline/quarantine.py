@@ -46,7 +46,7 @@ from game_events.workers.job import FileStage
 
 ATTEMPTS = 20
 
-_LIST = re.compile(r"_reset-(\d+)\.json")
+_LIST = re.compile(r"_full_refresh-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class ResetList:
         batch: batch of bronze's commit.
         ends: partition -> offset after its last decided record.
         files: the new rows, not committed.
-        origins: partitions of the records of files, an archive's too; None: the list is of a version that did not have them.
+        origins: partitions of the records of files, an archive's too.
     """
 
     batch: int
     ends: Mapping[Partition, int]
     files: list[StagedFile]
-    origins: frozenset[Partition] | None = frozenset()
+    origins: frozenset[Partition] = frozenset()
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
@@ -191,8 +191,7 @@ def _later(listed: ResetList) -> Column:
     """Condition on rows of quarantine that stay: after the end of the full refresh, or of what it has not read."""
     if any(not partition.has_record_offsets for partition in listed.ends):
         # Offsets of other kinds of partitions are no records' offsets; bronze's batch decides as well.
-        others = F.lit(False) if listed.origins is None else not_read({*listed.ends, *listed.origins})
-        return (F.col("_batch") > listed.batch) | others
+        return (F.col("_batch") > listed.batch) | not_read({*listed.ends, *listed.origins})
     return since(listed.ends) | not_read(listed.ends)
 
 
@@ -213,7 +212,7 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
         "batch": listed.batch,
         "ends": [[*partition, end] for partition, end in sorted(listed.ends.items())],
         "files": [f.to_json() for f in listed.files],
-        "origins": sorted(listed.origins or ()),
+        "origins": sorted(listed.origins),
     }
     written = json.dumps(body).encode()
     # With a buffer for all of it: delta-rs's streams to object stores refuse what Arrow passes on without copying it.
@@ -240,17 +239,14 @@ def read_list(table: Table, ticket: int) -> ResetList | None:
             body = json.loads(source.read())
     except FileNotFoundError:
         return None
-    if "apps" in body:  # of a version with one topic only
-        topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
-        body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
     ends = {Partition(*partition): int(end) for *partition, end in body["ends"]}
-    origins = frozenset(Partition(*partition) for partition in body["origins"]) if "origins" in body else None
+    origins = frozenset(Partition(*partition) for partition in body["origins"])
     return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 
 def _name(ticket: int) -> str:
     # Readers and vacuum skip files with a leading underscore.
-    return f"_reset-{ticket}.json"
+    return f"_full_refresh-{ticket}.json"
 
 
 def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:

@@ -3,7 +3,7 @@
     cd CHECKOUT_OF_THE_OLD_VERSION && make setup && .venv/bin/python THIS_FILE OUT.zip
 
 No broker is needed: the records are in files. The commands are those of the version that is installed beside that Python: this
-module imports nothing of `game_events`. Commit af3c08a wrote data/old_lakehouse.zip.
+module imports nothing of `game_events`. Commit a9b4bae5, whose tables have format 1, wrote data/old_lakehouse.zip.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ GAMES = ("chess", "rummy", "uno")
 START = datetime(2026, 11, 1, tzinfo=UTC)
 #: From these numbers on, events have one more field each: `note`, and in records that the old version has not seen, `score`.
 NOTES_FROM, SCORES_FROM = 48, 60
+#: Events up to this number are exported; calls with rows of this game have failed.
+EXPORTED_TO, NOT_TAKEN = 56, "chess"
 #: The event that the rule rejects, and the gamer that `forget` erases.
 REJECTED, FORGOTTEN = 13, "g4"
 RULES = [{"name": "n_known", "sql": f"n <> {REJECTED}", "action": "quarantine"}]
@@ -63,9 +67,31 @@ def put(folder: Path, name: str, body: bytes) -> None:
     os.utime(folder / name, (then, then))
 
 
+class Receiver(BaseHTTPRequestHandler):
+    """Takes rows of all games but one."""
+
+    def do_OPTIONS(self) -> None:
+        """Answer the call before the first rows."""
+        self._answer(204)
+
+    def do_POST(self) -> None:
+        """Refuse a game's rows, as if they were none."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(422 if NOT_TAKEN.encode() in body else 204)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
 def main(out: Path) -> None:
-    """Run twice, compact, erase a gamer, and pack the tables."""
-    with tempfile.TemporaryDirectory() as name:
+    """Run, compact, refresh all fully, erase a gamer, redecode, export, archive, run again; and pack the tables."""
+    with tempfile.TemporaryDirectory() as name, ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         place = Path(name)
         landing = place / "landing"
         landing.mkdir()
@@ -80,12 +106,13 @@ def main(out: Path) -> None:
             "GAME_EVENTS_SPARK_MASTER": "local[2]",
             "GAME_EVENTS_RULES": json.dumps(RULES),
             "GAME_EVENTS_ERASURE_KEY": ERASURE_KEY,
+            "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH": "true",
+            "GAME_EVENTS_REST_URL": f"http://127.0.0.1:{server.server_port}/",
         }
 
         def command(*arguments: str) -> None:
-            done = subprocess.run(
-                [Path(sys.executable).parent / "game-events", *arguments], env=environment, cwd=place, check=False
-            )
+            game_events = Path(sys.executable).parent / "game-events"
+            done = subprocess.run([game_events, *arguments], env=environment, cwd=place, check=False)
             if done.returncode:
                 raise SystemExit(f"game-events {' '.join(arguments)}: exit code {done.returncode}")
 
@@ -95,14 +122,22 @@ def main(out: Path) -> None:
         command("run")
         # Cut off: a row of quarantine.
         put(landing, "broken.avro", container(range(4))[:-20])
-        put(landing, "second.avro", container(range(NOTES_FROM, SCORES_FROM)))
+        put(landing, "second.avro", container(range(NOTES_FROM, EXPORTED_TO)))
         command("run")
         command("maintain")
+        command("run", "--full-refresh", "bronze,silver,gold,unified")
+        command("run", "--full-refresh", "silver")
         command("forget", "--gamer-id", FORGOTTEN)
+        command("redecode")
+        command("rest", "run")
+        command("archive", "--to", str(place / "archive"))
+        put(landing, "third.avro", container(range(EXPORTED_TO, SCORES_FROM)))
+        command("run")
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-            for path in sorted((place / "lakehouse").rglob("*")):
+            for path in sorted(path for made in ("lakehouse", "archive") for path in (place / made).rglob("*")):
                 if path.is_file():
                     packed.write(path, path.relative_to(place))
+        server.shutdown()
     sys.stdout.write(f"{out}: {out.stat().st_size:,} bytes\n")
 
 

@@ -1,10 +1,12 @@
-"""Commands that change what is there: quarantine, redecode, maintain.
+"""Commands that change what is there: quarantine, redecode, maintain, migrate.
 
 `game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again.
 
 `game-events redecode`: bronze's decoded columns, rebuilt from the raw values it keeps.
 
 `game-events maintain`: small files joined, old ones deleted, logs shortened.
+
+`game-events migrate`: tables of game_events 0.1 get today's names.
 """
 
 from typing import Annotated, Any
@@ -15,6 +17,7 @@ from game_events.cli.dagster_run import finish, run_job, show_run
 from game_events.cli.output import Json, Output, harmless, words
 from game_events.config.settings import load_settings
 from game_events.decoding.frame import Reason
+from game_events.lakehouse.commits.migration import Change, apply, changes
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.duckdb_connection import connect, records
@@ -76,8 +79,6 @@ def _rows_in(table: Table, chosen: ReplaySelection, limit: int) -> tuple[list[di
     if handle is None:
         return [], []
     held = read_arrow(table, handle, _COLUMNS)
-    for name in set(_COLUMNS) - set(held.column_names):  # a table of an earlier version
-        held = held.append_column(name, [[None] * held.num_rows])
     with connect(held=held) as connection:
         connection.execute(
             "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
@@ -167,7 +168,7 @@ def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = Fals
     with output.working("maintenance"):
         result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run})
     if result.report:
-        _show_maintenance(output, result.report.get("upkeep", {}), dry_run=dry_run)
+        _show_maintenance(output, result.report.get("maintenance", {}), dry_run=dry_run)
     finish(output, result, "maintenance failed")
 
 
@@ -194,3 +195,29 @@ def _show_left(output: Output, tables: dict[str, dict[str, Any]]) -> None:
     for entry in tables.values():
         if entry["skipped"]:
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
+
+
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; without this nothing is changed.")]
+
+
+def migrate(apply_it: Apply = False, as_json: Json = False) -> None:
+    """Give the tables of a lakehouse of game_events 0.1 today's names; no row changes. Killed, it is run again."""
+    output = Output(as_json=as_json)
+    lakehouse = Lakehouse.of(load_settings())
+    planned = list(changes(lakehouse))
+    for change in planned if apply_it else ():
+        apply(lakehouse, change)
+        output.say(f"{change.table.name}: done")
+    if not planned:
+        output.say(f"{lakehouse.root}: nothing to migrate")
+    elif not apply_it:
+        columns = ("table", "new transaction ids", "new name")
+        lines = [[c.table.name, ", ".join(_renamed(c)) or "-", c.becomes.name if c.becomes else "-"] for c in planned]
+        output.table(f"{lakehouse.root}: what would be changed; stop all runs, then add --apply", columns, lines)
+    tables = [{"table": c.table.name, "ids": c.ids, "becomes": c.becomes.name if c.becomes else None} for c in planned]
+    output.result({"applied": apply_it, "tables": tables})
+
+
+def _renamed(change: Change) -> list[str]:
+    """The new ids without what they are by: of quarantine, they are by game."""
+    return sorted({new.partition(":")[0].partition("/")[0] for new in change.ids.values()})

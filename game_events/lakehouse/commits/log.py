@@ -36,6 +36,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
+from game_events.errors import DataError
 from game_events.lakehouse.data.staging import StagedFile, file_system, partition_of
 from game_events.lakehouse.open_table import (
     PLAIN_WRITER,
@@ -341,6 +342,25 @@ class TableLog:
     def actions(self, version: int) -> list[dict[str, Any]]:
         """Actions of one version; none if its entry is missing."""
         return [json.loads(line) for line in self._lines(version) or () if line.strip()]
+
+    def transactions(self, version: int) -> dict[str, int]:
+        """Transaction id -> value, of all ids of a version.
+
+        Raises:
+            DataError: entries are missing, or their checkpoint is one that another program has written in several parts.
+        """
+        checkpoints = (int(name[:_DIGITS]) for name in self._listed() if name[_DIGITS:] == CHECKPOINT)
+        begin = max((at for at in checkpoints if at <= version), default=-1)
+        rows: list[dict[str, Any] | None] = []
+        if begin >= 0:
+            with self._system.open_input_file(f"{self._prefix}{begin:020}{CHECKPOINT}") as source:
+                rows = pq.ParquetFile(source).read(columns=["txn"]).column("txn").to_pylist()
+        for number in range(begin + 1, version + 1):
+            lines = self._lines(number)
+            if lines is None:
+                raise DataError(f"the log of {self._uri} has neither version {number} nor a checkpoint from then on")
+            rows += (json.loads(line).get("txn") for line in lines if b'"txn"' in line)
+        return {row["appId"]: int(row["version"]) for row in rows if row is not None and row["appId"] is not None}
 
     def infos(self, newest: int, above: int) -> Iterator[dict[str, Any]]:
         """Commit information of a version and those before it, down to another one (excluded) or the first missing entry."""

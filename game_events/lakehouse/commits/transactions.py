@@ -56,36 +56,36 @@ class Txn(StrEnum):
     BATCH = "batch"
     #: Bronze: first batch after its rows were last replaced. Silver: how often its rows were replaced. Derived tables compare
     #: it, and are made again.
-    INCARNATION = "generation"
+    INCARNATION = "incarnation"
     #: Any table: how often data subjects were erased from it; of bronze, it counts before the search, too. Commits planned from
     #: older rows compare it. Silver, by bronze's id: bronze's count when rows were erased from silver.
     ERASURES = "erasures"
     #: Bronze: batch of the last replay; the next one compares it. Quarantine, by bronze's id: last replay marked on its rows.
     REPLAY = "replay"
     #: Bronze: ticket of the last full refresh. Quarantine, by bronze's id: last full refresh completed; decisions compare it.
-    FULL_REFRESH = "reset"
+    FULL_REFRESH = "full_refresh"
     #: Bronze: how often it was redecoded; a redecode compares it.
     REDECODE = "redecode"
 
     # Quarantine beside bronze and silver.
     #: Quarantine: commits of micro-batches and of bronze's full refreshes; each compares it.
-    MICRO_BATCHES = "slices"
+    MICRO_BATCHES = "micro_batches"
     #: Bronze: how often a micro-batch was about to commit to quarantine. Each micro-batch compares it.
     QUARANTINE_BEGUN = "quarantine_begun"
     #: Bronze: `QUARANTINE_BEGUN` at the last micro-batch. If they differ, quarantine may have rows that bronze does not count.
     QUARANTINE_DONE = "quarantine_done"
     #: Bronze: records put into quarantine since it was made. A quarantine that was deleted is found by it.
-    RECORDS_QUARANTINED = "quarantined"
+    RECORDS_QUARANTINED = "records_quarantined"
     #: Bronze: `MICRO_BATCHES` of quarantine at the last micro-batch with such records. An older copy has fewer.
     QUARANTINE_COMMITS = "quarantine_commits"
     #: Quarantine; by schema id: its rows that stayed undecodable when the schema became known. Compared before the next replay.
     REPLAY_LEFT = "replay_left"
     #: Quarantine; by bronze's key and game: bronze batch up to which silver's rejections are decided; a decision compares it.
     #: By bronze's key alone: 1 after the first decision; all runs decide then, with rules or without.
-    DECIDED_BATCH = "silver_decided"
+    DECIDED_BATCH = "decided_batch"
     #: Quarantine; by bronze's key and game: incarnation of the silver table that was decided again. By bronze's key alone: how
     #: many commits did so. A decision compares both.
-    DECIDED_INCARNATION = "silver_generation"
+    DECIDED_INCARNATION = "decided_incarnation"
     #: Silver: rows that rules have dropped since its rows were replaced. Reconciliation adds it to the table's rows.
     ROWS_DROPPED = "rows_dropped"
     #: Silver: rows that rules have put into quarantine since its rows were replaced. Reconciliation adds it, too.
@@ -106,15 +106,15 @@ class Txn(StrEnum):
     AGGREGATE = "aggregate"
 
     # Single tables.
-    #: Gold, unified, outbox, event log, file log, `schemas`, `suppressed_entities`: number of commits. Each commit compares it,
+    #: Gold, unified, outbox, event log, file log, `schemas`, `erased_people`: number of commits. Each commit compares it,
     #: as its rows depend on all that were there before; an erasure advances it, too.
     COMMITS = "commits"
     #: `progress`: number of commits; each compares it.
     PROGRESS = "progress"
     #: File log: number of the next file. A file log without all of its rows is found by it.
-    NEXT_FILE = "next"
+    NEXT_FILE = "next_file"
     #: Delivery log of the export: number of the run that writes it. Each commit compares it: a second run stops the first.
-    EXPORT_RUN = "run"
+    EXPORT_RUN = "export_run"
     #: Outbox; by run id: 1 after a requested `resend` or `go on` was carried out, so that a retried run does not repeat it.
     GRANTED = "granted"
 

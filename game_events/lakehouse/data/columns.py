@@ -24,7 +24,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import SchemaId, SchemaRef
 from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
-from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CALLS, REST_PLANNED, AnyTable, Table
+from game_events.lakehouse.tables import EXPORT_CALLS, EXPORT_FAILED_CALLS, EXPORT_OUTCOMES, QUARANTINE, AnyTable, Table
 
 log = logging.getLogger(__name__)
 
@@ -166,9 +166,9 @@ _EVERYWHERE = {
     "_file_position": "Place of the record in its file, from 0",
 }
 
-#: Columns of a chunk in `REST_TABLES`.
+#: Columns of a chunk in `EXPORT_TABLES`.
 _CHUNK = {
-    "slice": "Number of the commit to rest_outbox that fixed the chunk",
+    "slice": "Number of the commit to export_calls that fixed the chunk",
     "chunk": "Number of the chunk in its slice",
     "key": "Idempotency key that the chunk is sent with",
     "source": "Table, or file, that the rows come from",
@@ -202,9 +202,9 @@ _BY_TABLE = {
         "replayed_at": "When that was noted (UTC)",
         "game": "Game of the silver table that the row was kept out of",
     },
-    REST_PLANNED: _CHUNK | _CHUNK_ROW,
-    REST_DELIVERIES: _CHUNK | _CALL | {"outcome": "delivered or failed"},
-    REST_FAILED_CALLS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the call failed", "answer": "What the receiver said"},
+    EXPORT_CALLS: _CHUNK | _CHUNK_ROW,
+    EXPORT_OUTCOMES: _CHUNK | _CALL | {"outcome": "delivered or failed"},
+    EXPORT_FAILED_CALLS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the call failed", "answer": "What the receiver said"},
 }
 
 #: Of the shipped aggregate. Its tables' keys do not tell whether they have these columns, or others of the same names by

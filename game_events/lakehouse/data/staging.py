@@ -368,7 +368,7 @@ def _has_size(path: Path, size: int) -> bool:
         return False
 
 
-class _Store(DeltaStorageHandler):
+class CopyingStore(DeltaStorageHandler):
     """An object store that copies on its own side."""
 
     def copy_file(self, src: str, dst: str) -> None:
@@ -390,7 +390,7 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: s
         _link(source.local_path / path, to.local_path / name)
     else:
         with store_errors_named(to.uri):
-            store = pafs.PyFileSystem(_Store(lakehouse.root, to.options))
+            store = pafs.PyFileSystem(CopyingStore(lakehouse.root, to.options))
             store.copy_file(f"{source.name}/{path}", f"{to.name}/{name}")
     system, prefix = file_system(to)
     try:

@@ -333,7 +333,6 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
         by_key(merge),
         dict,
         json=lambda tables: {name: asdict(entry) for name, entry in sorted(tables.items())},
-        name="upkeep",
     )
     registered: Sequence[str] = merged(extend, list)
     parts: Mapping[str, PluginResult] = merged(by_key(lambda first, later: first.merged_with(later)), dict, json=None)

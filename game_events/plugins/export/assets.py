@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from game_events.lakehouse.tables import REST_FAILED_CALLS
+from game_events.lakehouse.tables import EXPORT_FAILED_CALLS
 from game_events.orchestration.assets import asset_spec, made_by, own_table_spec
 from game_events.orchestration.jobs import check_place
 from game_events.orchestration.keys import REPORT
@@ -122,7 +122,7 @@ def _downstream(graph: Graph) -> list[dg.AssetSpec]:
     )
     if lakehouse is None:
         return [receiver]
-    table = lakehouse.table(REST_FAILED_CALLS)
+    table = lakehouse.table(EXPORT_FAILED_CALLS)
     schema = failed_calls_schema(graph.settings.key_column)
     return [receiver, own_table_spec(graph, table, schema, "Rows of calls that the receiver did not take", [keys.export])]
 

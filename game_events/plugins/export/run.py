@@ -132,7 +132,7 @@ class Export(PluginResult):
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Row of the event log."""
         if self.planned_chunks or self.calls or self.held:
-            states = {"held": self.held, "waiting": self.waiting_chunks, "dead letters": self.failed_calls, "done": True}
+            states = {"held": self.held, "waiting": self.waiting_chunks, "failed calls": self.failed_calls, "done": True}
             status = next(state for state, applies in states.items() if applies)
             counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
             yield {"kind": "exported", "layer": "export", "status": status, "detail": self.to_dict()} | counts

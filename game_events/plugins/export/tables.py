@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.reading import read_arrow
-from game_events.lakehouse.tables import REST_DELIVERIES, REST_FAILED_CALLS, REST_PLANNED, Lakehouse, Table, add_actions
+from game_events.lakehouse.tables import EXPORT_CALLS, EXPORT_FAILED_CALLS, EXPORT_OUTCOMES, Lakehouse, Table, add_actions
 
 #: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
 ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string"
@@ -91,7 +91,9 @@ class ExportTables:
     @classmethod
     def of(cls, lakehouse: Lakehouse, person: str) -> Self:
         """The tables of a lakehouse."""
-        return cls(lakehouse.table(REST_PLANNED), lakehouse.table(REST_DELIVERIES), lakehouse.table(REST_FAILED_CALLS), person)
+        return cls(
+            lakehouse.table(EXPORT_CALLS), lakehouse.table(EXPORT_OUTCOMES), lakehouse.table(EXPORT_FAILED_CALLS), person
+        )
 
     def chunks(self, planned: DeltaTable | None) -> pa.Table:
         """The planned chunks, each once (`CHUNK`)."""

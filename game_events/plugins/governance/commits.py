@@ -515,7 +515,7 @@ def _remove(pipeline: Pipeline, result: Erasure, handles: Mapping[str, DeltaTabl
 def _clean_log(table: Table, handle: DeltaTable, people: PeopleToErase) -> bool:
     """Delete the log entries before this version if one has an id in a file's statistics; returns whether one has.
 
-    Files that this version of the project writes have no such statistics; those of earlier versions and other writers may.
+    Files that this project writes have no such statistics; those of other writers may.
     """
     system, prefix = file_system(table)
     listed = system.get_file_info(FileSelector(f"{prefix}_delta_log"))

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CALLS, Layer, Table, is_person, is_silver
+from game_events.lakehouse.tables import BRONZE, EXPORT_FAILED_CALLS, QUARANTINE, Layer, Table, is_person, is_silver
 from game_events.plugins.governance.filter_worker import MIN_SEARCHED_BYTES, as_texts, header_values, table_files, texts_of
 from game_events.workers.job import WorkerJob
 from game_events.workers.record_filter import Mask
@@ -84,7 +84,7 @@ class PeopleToErase:
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
-        if table == REST_FAILED_CALLS:
+        if table == EXPORT_FAILED_CALLS:
             wanted |= {"key", ANSWER}
         return [name for name in names if name in wanted or is_person(name, self.key)]
 
@@ -341,7 +341,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
 
     def _answers(self, name: str, file: pq.ParquetFile, masks: Sequence[Mask]) -> list[Mask]:
         """By row group, the remaining rows of failed calls that lose the answer; a call's rows may be in several groups."""
-        if name != REST_FAILED_CALLS or not masks:
+        if name != EXPORT_FAILED_CALLS or not masks:
             return []
         answered = self.people.answered(file.read(["key", ANSWER]), np.concatenate(masks))
         return np.split(answered, np.cumsum([len(mask) for mask in masks])[:-1])

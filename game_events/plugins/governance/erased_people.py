@@ -20,7 +20,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.commits.transactions import erasures
 from game_events.lakehouse.system_tables import SystemTable, schema_of
-from game_events.lakehouse.tables import BRONZE, SUPPRESSED, Lakehouse
+from game_events.lakehouse.tables import BRONZE, ERASED_PEOPLE, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.plugins.governance.filter_worker import ErasedPeople, Record, id_hash
 from game_events.plugins.governance.settings import KEY, required_key
@@ -72,7 +72,7 @@ class ErasedList:
         checks = {row["key_check"] for row in self.entries.values()}
         if checks - {key_check(key)}:
             raise ConfigurationError(
-                f"{KEY} is another key than the one that {SUPPRESSED} was made with: its "
+                f"{KEY} is another key than the one that {ERASED_PEOPLE} was made with: its "
                 f"{len(self.entries):,} hashes say nothing under this one. Give the key back; it cannot be changed"
             )
 
@@ -111,7 +111,7 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
     if not listed.entries:
         if bronze is not None and erasures(bronze):
             raise DataError(
-                f"people were erased from this lakehouse, and {SUPPRESSED}, the list that keeps their records out, is "
+                f"people were erased from this lakehouse, and {ERASED_PEOPLE}, the list that keeps their records out, is "
                 "gone. Nothing was read. Restore the table from a copy, or erase each of them again (`game-events erase`): "
                 "`game-events log --kind erased` lists the erasures"
             )
@@ -211,7 +211,9 @@ def _change(lakehouse: Lakehouse, change: Callable[[ErasedList], Entries]) -> Er
 
 
 def _table(lakehouse: Lakehouse) -> SystemTable:
-    return SystemTable(lakehouse.table(SUPPRESSED), SCHEMA, "Keyed hashes of erased people: their later records are kept out")
+    return SystemTable(
+        lakehouse.table(ERASED_PEOPLE), SCHEMA, "Keyed hashes of erased people: their later records are kept out"
+    )
 
 
 def _listed(rows: pa.Table) -> ErasedList:

@@ -22,10 +22,10 @@ from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import (
     BRONZE,
+    ERASED_PEOPLE,
     EVENT_LOG,
     QUARANTINE,
     SCHEMAS,
-    SUPPRESSED,
     Layer,
     has_persons,
     is_silver,
@@ -61,7 +61,7 @@ from game_events.plugins.governance.settings import required_key
 PASSES = 30
 
 #: Tables that are erased from otherwise, and system tables, which have no rows of people.
-_NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED}
+_NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, ERASED_PEOPLE}
 
 
 def erase(
@@ -120,7 +120,7 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> P
     listed = read_erased_people(pipeline.lakehouse)
     listed.require_key(key)
     if not listed.unfinished:
-        raise DataError(f"no erasure is unfinished in {SUPPRESSED}: there is nothing to resume")
+        raise DataError(f"no erasure is unfinished in {ERASED_PEOPLE}: there is nothing to resume")
     hashes = listed.unfinished
     ids = _ids_of(pipeline, ErasedPeople(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
     people = erase(pipeline, report, ids, dry_run=dry_run, hashes=hashes)

@@ -156,7 +156,7 @@ def test_readers_see_the_old_tables_or_the_new_and_records_decode_with_what_is_k
     # Every row was decoded from Kafka now: none came by a replay, none is held that decodes.
     found = rows(settings, QUARANTINE, "SELECT layer, count(*), count(replayed_batch) FROM t GROUP BY 1 ORDER BY 1")
     assert found == [("bronze", sum(sent.poison.values()), 0), ("silver", 1, 0)]
-    assert not list(Path(settings.lakehouse, QUARANTINE).glob("_reset-*"))
+    assert not list(Path(settings.lakehouse, QUARANTINE).glob("_full_refresh-*"))
     DeltaTable(f"{settings.lakehouse}/{QUARANTINE}").delete("layer = 'silver'")
     assert_books_balance(settings, sent)
     assert reconcile(make_pipeline(settings)).passed
@@ -242,7 +242,7 @@ def test_a_run_that_commits_meanwhile_wins_and_the_full_refresh_says_so_and_chan
     assert_books_balance(settings, sent)
     files = {f.name for f in Path(settings.lakehouse, BRONZE).glob("*.parquet")}
     assert files == {Path(uri).name for uri in DeltaTable(f"{settings.lakehouse}/{BRONZE}").file_uris()}
-    assert not list(Path(settings.lakehouse, QUARANTINE).glob("_reset-*"))
+    assert not list(Path(settings.lakehouse, QUARANTINE).glob("_full_refresh-*"))
 
 
 @pytest.mark.scenario

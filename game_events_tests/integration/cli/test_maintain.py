@@ -39,17 +39,17 @@ def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, env
     assert cli("run", "--json").code == 0
     before = silver(environment)
 
-    counted = cli("maintain", "--dry-run", "--json").result["upkeep"]
+    counted = cli("maintain", "--dry-run", "--json").result["maintenance"]
     assert counted["silver_uno_events"]["joined"] == 4
     assert counted["gold_uno_player_agg"]["waiting"] == 3
     assert on_disk(environment, "silver_uno_events") == 4
 
     done = cli("maintain", "--json")
     assert (done.code, done.result["success"]) == (0, True), done.everything
-    upkeep = done.result["upkeep"]
-    assert (upkeep["silver_uno_events"]["joined"], upkeep["silver_uno_events"]["files"]) == (4, 1)
-    assert upkeep["bronze_events"]["files"] == 1
-    assert upkeep["gold_uno_player_agg"]["replaced"] == 0
+    maintenance = done.result["maintenance"]
+    assert (maintenance["silver_uno_events"]["joined"], maintenance["silver_uno_events"]["files"]) == (4, 1)
+    assert maintenance["bronze_events"]["files"] == 1
+    assert maintenance["gold_uno_player_agg"]["replaced"] == 0
     assert "stay for the time" in done.err
 
     # Everything is old now.
@@ -58,7 +58,7 @@ def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, env
     staged_long_ago = Path(environment.lakehouse, "silver_uno_events", "part-of-a-run-that-was-killed.parquet")
     staged_long_ago.write_bytes(b"PAR1")
     os.utime(staged_long_ago, (time.time() - 8 * 86400,) * 2)
-    again = cli("maintain", "--json").result["upkeep"]
+    again = cli("maintain", "--json").result["maintenance"]
     assert again["silver_uno_events"]["orphans"] == 1
     assert again["gold_uno_player_agg"]["replaced"] == 3
     for name in set(Lakehouse(environment.lakehouse).names()) - {EVENT_LOG}:  # it tells of this maintenance
@@ -73,7 +73,7 @@ def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, env
         found = check(pipeline)
         assert found.passed, found.summary
 
-    kinds = cli("log", "--kind", "upkeep", "--json").result
+    kinds = cli("log", "--kind", "maintenance", "--json").result
     assert "silver_uno_events" in str(kinds)
 
 
@@ -82,8 +82,8 @@ def test_tables_of_others_below_the_root_are_never_touched(cli, environment):
     for name, by in (("gold_report", None), ("reports", ["n"])):
         for n in range(3):
             write_deltalake(root / name, pa.table({"n": [n], "s": ["x"]}), mode="append", partition_by=by)
-    assert cli("maintain", "--json").result["upkeep"] == {}
-    asked = cli("maintain", "--table", "reports", "--json").result["upkeep"]["reports"]
+    assert cli("maintain", "--json").result["maintenance"] == {}
+    asked = cli("maintain", "--table", "reports", "--json").result["maintenance"]["reports"]
     assert "partition" in asked["error"]
     assert {DeltaTable(root / name).version() for name in ("gold_report", "reports")} == {2}
 

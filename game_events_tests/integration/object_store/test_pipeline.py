@@ -125,7 +125,7 @@ def test_full_refresh_replay_redecode_and_maintenance_work_there_too(
     left = [
         name
         for name in store.names(settings.lakehouse.removeprefix(f"s3://{BUCKET}/"))
-        if "_reset-" in name or "_probe" in name
+        if "_full_refresh-" in name or "_probe" in name
     ]
     assert left == []
 

@@ -22,7 +22,7 @@ A_WEEK_S = 7 * 86_400.0
 
 def lists(root: str) -> list[str]:
     """Lists of full refreshes beside quarantine."""
-    return sorted(f.name for f in Path(root, QUARANTINE).glob("_reset-*.json"))
+    return sorted(f.name for f in Path(root, QUARANTINE).glob("_full_refresh-*.json"))
 
 
 def test_full_refreshes_killed_at_any_point_are_finished_or_did_not_happen_and_leave_nothing_behind_in_the_end(

@@ -27,11 +27,11 @@ def test_dev_and_prod_share_a_root_and_nothing_else_and_tables_may_be_renamed(ma
     assert {"dev_bronze_events", "dev_silver_uno_events", "dev_gold_uno_player_agg", "dev_gold_unified_player_agg"} <= tables
     assert all(name.startswith("dev_") for name in tables)
 
-    upkeep = RunReport()
-    maintain(make_pipeline(prod), upkeep)
+    maintained = RunReport()
+    maintain(make_pipeline(prod), maintained)
     there = {folder.name for folder in Path(prod.lakehouse).iterdir()}
-    assert set(upkeep.maintenance) == {name for name in there if not name.startswith("dev_")}
-    assert {"silver_uno_events", "bronze_events", "progress"} <= set(upkeep.maintenance)
+    assert set(maintained.maintenance) == {name for name in there if not name.startswith("dev_")}
+    assert {"silver_uno_events", "bronze_events", "progress"} <= set(maintained.maintenance)
 
     gamer = rows(prod, "silver_uno_events", "SELECT gamer_id FROM t LIMIT 1")[0][0]
     account = RunReport()

@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from game_events.config.names import FIXED, OWN, PROGRESS, Names
 from game_events.lakehouse.tables import (
     BRONZE,
+    ERASED_PEOPLE,
     EVENT_LOG,
+    EXPORT_TABLES,
     OWN_TABLES,
     QUARANTINE,
-    REST_TABLES,
     SCHEMAS,
     SILVER,
     SOURCE_FILES,
-    SUPPRESSED,
     UNIFIED,
     Lakehouse,
     game_of_silver,
@@ -39,7 +39,7 @@ def test_the_default_names_are_these():
 
 
 def test_every_table_of_the_pipelines_own_has_a_name():
-    own = {SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED, SOURCE_FILES, *REST_TABLES}
+    own = {SCHEMAS, PROGRESS, EVENT_LOG, ERASED_PEOPLE, SOURCE_FILES, *EXPORT_TABLES}
     assert {BRONZE, QUARANTINE, SILVER, UNIFIED, *own} == OWN_TABLES
     assert {*FIXED, *OWN} == OWN_TABLES
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from game_events_tests.integration.plugins.export.test_export_crashes import POINTS as EXPORT_POINTS
+from game_events_tests.integration.plugins.files.test_old_lakehouse import POINTS as MIGRATION_POINTS
 from game_events_tests.scenarios.guarantees.test_crashes import POINTS
 from game_events_tests.scenarios.guarantees.test_crashes_of_erasures import POINTS as ERASURE_POINTS
 from game_events_tests.unit.pipeline.test_crashes import POINTS as MAINTENANCE_POINTS
@@ -36,7 +37,7 @@ FAILPOINTS = {
 
 
 def test_every_failpoint_is_tried() -> None:
-    points = (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS, *EXPORT_POINTS)
+    points = (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS, *EXPORT_POINTS, *MIGRATION_POINTS)
     tried = {point.partition("@")[0].partition(":")[0] for point in points}
     assert tried == FAILPOINTS
 

@@ -3,17 +3,19 @@
 import json
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from game_events.config.names import Names
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.table_properties import KEY, Sizes, format_of
+from game_events.lakehouse.table_properties import FORMAT, KEY, PARTITIONED, Sizes, format_of
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events_tests.support.tables import plan
 
@@ -54,20 +56,47 @@ def test_a_table_whose_files_have_other_column_names_is_refused_also_from_before
         table.open()
 
 
-def test_a_table_says_its_format_older_ones_are_read_and_a_newer_one_is_refused(table):
-    commit(plan(table, [1], None, 1))
-    assert format_of(table.open()) == 1
-    commit(plan(table, [2], 1, 2))
-    table.open().alter.set_column_metadata(table.open().schema().fields[0].name, {KEY: "0"})
-    assert row_count(table.open()) == 2, "newer code reads older tables"
-    table.open().alter.set_column_metadata(table.open().schema().fields[0].name, {KEY: "3"})
-    with pytest.raises(ConfigurationError, match="has format 3, this version of game_events reads formats up to 2"):
-        table.open()
+def give_format(table, number):
+    handle = table.open_of_any_format()
+    handle.alter.set_column_metadata(handle.schema().fields[0].name, {KEY: str(number)})
 
 
-def test_a_table_from_before_there_were_formats_is_of_the_first_one(table):
-    write_deltalake(table.uri, pa.table({"n": [1]}))
-    assert format_of(table.open()) == 1
+def test_a_table_says_its_format_and_one_with_another_is_refused(table):
+    own = replace(table, key="bronze_events")
+    commit(plan(own, [1], None, 1))
+    assert format_of(own.open()) == FORMAT
+    give_format(own, PARTITIONED + 1)
+    with pytest.raises(ConfigurationError, match="has format 5, this version of game_events reads formats up to 4"):
+        own.open()
+    give_format(own, 2)
+    with pytest.raises(ConfigurationError, match=r'written by game_events 0\.1: run "game-events migrate" \(shows'):
+        own.open()
+    assert format_of(table.open()) == 2, "a table that is none of the pipeline's, and has none of these ids: an archive"
+
+
+@pytest.mark.parametrize(
+    ("key", "ids", "refused"),
+    [
+        ("bronze_events", {}, False),  # somebody has replaced the table
+        ("bronze_events", {"generation": 4}, True),
+        ("bronze_events", {"generation": 4, "incarnation": 5}, False),
+        ("reports", {"generation": 4}, False),
+    ],
+)
+def test_a_table_without_a_format_is_refused_if_it_has_former_transaction_ids(table, key, ids, refused):
+    properties = CommitProperties(app_transactions=[Transaction(app, value) for app, value in ids.items()])
+    write_deltalake(table.uri, pa.table({"n": [1]}), commit_properties=properties)
+    assert format_of(table.open()) == 0
+    with pytest.raises(ConfigurationError, match="migrate --apply") if refused else nullcontext():
+        replace(table, key=key).open()
+
+
+def test_a_table_that_has_its_former_name_is_not_taken_for_none(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path), called=Names(prefix="dev_"))
+    assert lakehouse.table("erased_people").open() is None
+    write_deltalake(str(tmp_path / "dev_suppressed_entities"), pa.table({"n": [1]}))
+    with pytest.raises(ConfigurationError, match=r"migrate --apply.*dev_suppressed_entities"):
+        lakehouse.table("erased_people").open()
 
 
 def batches(table, *each):

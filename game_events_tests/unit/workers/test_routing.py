@@ -116,7 +116,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "nulled": {},
         "expired": 0,
         "notices": [],
-        "upkeep": {},
+        "maintenance": {},
         "registered": [],
         "checks": {},
         "latency": {},

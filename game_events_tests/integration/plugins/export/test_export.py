@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, ConflictError, TransientError
-from game_events.lakehouse.tables import REST_PLANNED
+from game_events.lakehouse.tables import EXPORT_CALLS
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export import rows
 from game_events.plugins.export import run as export
@@ -53,7 +53,7 @@ def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_n
         assert (done.delivered_rows, done.calls) == (6, 6)
         assert sorted(row["_kafka_offset"] for row in receiver.rows) == world.offsets()
         assert export_status(world.pipeline())["delivered"] == {"chunks": 10, "rows": 38}
-    assert world.pipeline().lakehouse.table(REST_PLANNED).open().get_add_actions().num_rows == 0
+    assert world.pipeline().lakehouse.table(EXPORT_CALLS).open().get_add_actions().num_rows == 0
 
 
 @pytest.mark.scenario

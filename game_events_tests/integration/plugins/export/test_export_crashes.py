@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.tables import REST_PLANNED, paths
+from game_events.lakehouse.tables import EXPORT_CALLS, paths
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export.delivery import ExportTarget
 from game_events.plugins.export.rows import OnReplaced
@@ -45,7 +45,7 @@ def assert_the_next_run_finishes_it(world: World, receiver: Receiver) -> None:
     only_same_calls_were_repeated(receiver)
     assert world.export(receiver).parts["export"].calls == 0
     assert export_status(world.pipeline())["waiting"]["rows"] == 0
-    planned = world.pipeline().lakehouse.table(REST_PLANNED).open()
+    planned = world.pipeline().lakehouse.table(EXPORT_CALLS).open()
     assert planned is not None
     assert paths(planned) == []
 

@@ -136,12 +136,12 @@ def test_an_erased_person_is_neither_sent_nor_kept_among_planned_or_failed_calls
     world.events(chess=14)
     with receiving(tmp_path / "away", authorization=("A", "b")) as receiver, pytest.raises(ConfigurationError):
         world.export(receiver)
-    assert {"rest_outbox", "rest_dead_letters"} <= tables_of(world.settings(), "gamer-3")
+    assert {"export_calls", "export_failed_calls"} <= tables_of(world.settings(), "gamer-3")
     pipeline = world.pipeline(erasure_key="a key of a test's own", retention_h=1e-6)
     report = RunReport()
     wanted = erase(pipeline, report, frozenset({"gamer-3"}))
     remove_old_files(pipeline, report.parts["erasure"], wanted)
-    assert (report.parts["erasure"].rows["rest_outbox"], report.parts["erasure"].rows["rest_dead_letters"]) == (2, 2)
+    assert (report.parts["erasure"].rows["export_calls"], report.parts["erasure"].rows["export_failed_calls"]) == (2, 2)
     assert tables_of(world.settings(), "gamer-3") == set()
     with receiving(tmp_path / "two") as receiver:
         assert world.export(receiver).parts["export"].delivered_rows == 12

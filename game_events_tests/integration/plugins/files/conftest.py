@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
+from game_events_tests.support.fixtures.cli import cli  # noqa: F401 - fixture
 from game_events_tests.support.fixtures.files import file_settings, landing, make_files  # noqa: F401 - fixtures

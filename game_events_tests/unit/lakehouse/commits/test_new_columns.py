@@ -14,7 +14,7 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import changed_types, evolve
 from game_events.lakehouse.data.reading import read_arrow
-from game_events.lakehouse.table_properties import KEY
+from game_events.lakehouse.table_properties import FORMAT, KEY
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import (
     SCHEMA,
@@ -79,7 +79,7 @@ def test_a_columns_metadata_is_kept_when_nested_fields_are_added(table):
     commit(Commit(table, old, [], {}, {}, None))
     evolve(table, table.open(), new)
     (field,) = table.open().schema().fields
-    assert field.metadata == {"k": "2", KEY: "1"}
+    assert field.metadata == {"k": "2", KEY: str(FORMAT)}
     assert [f.name for f in pa.schema(table.open().schema()).field("p").type] == ["x", "y"]
 
 

@@ -31,19 +31,19 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "EPOCH": "epoch",
         "ARCHIVE": "archive",
         "BATCH": "batch",
-        "INCARNATION": "generation",
+        "INCARNATION": "incarnation",
         "ERASURES": "erasures",
         "REPLAY": "replay",
-        "FULL_REFRESH": "reset",
+        "FULL_REFRESH": "full_refresh",
         "REDECODE": "redecode",
-        "MICRO_BATCHES": "slices",
+        "MICRO_BATCHES": "micro_batches",
         "QUARANTINE_BEGUN": "quarantine_begun",
         "QUARANTINE_DONE": "quarantine_done",
-        "RECORDS_QUARANTINED": "quarantined",
+        "RECORDS_QUARANTINED": "records_quarantined",
         "QUARANTINE_COMMITS": "quarantine_commits",
         "REPLAY_LEFT": "replay_left",
-        "DECIDED_BATCH": "silver_decided",
-        "DECIDED_INCARNATION": "silver_generation",
+        "DECIDED_BATCH": "decided_batch",
+        "DECIDED_INCARNATION": "decided_incarnation",
         "ROWS_DROPPED": "rows_dropped",
         "ROWS_QUARANTINED": "rows_quarantined",
         "BRONZE": "bronze",
@@ -52,8 +52,8 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "AGGREGATE": "aggregate",
         "COMMITS": "commits",
         "PROGRESS": "progress",
-        "NEXT_FILE": "next",
-        "EXPORT_RUN": "run",
+        "NEXT_FILE": "next_file",
+        "EXPORT_RUN": "export_run",
         "GRANTED": "granted",
         "RESTORED": "restored",
     }
@@ -70,11 +70,11 @@ def test_ids_of_single_tables_and_partitions_are_as_they_were():
     assert (bronze.app, bronze.erased_app) == ("bronze:an-id", "erasures:an-id")
     gold = SimpleNamespace(metadata=lambda: SimpleNamespace(id="an-id"))
     assert (gold_app(gold), Txn.AGGREGATE.of("player_agg")) == ("gold:an-id", "aggregate:player_agg")
-    assert Txn.DECIDED_BATCH.of("an-id@3", "chess") == "silver_decided:an-id@3:chess"
+    assert Txn.DECIDED_BATCH.of("an-id@3", "chess") == "decided_batch:an-id@3:chess"
 
 
 @pytest.mark.parametrize(
-    ("advance", "suffix"), [({}, "0"), ({"generation": 2}, "2"), ({"generation": 2, "erasures": 5}, "2:5")]
+    ("advance", "suffix"), [({}, "0"), ({"incarnation": 2}, "2"), ({"incarnation": 2, "erasures": 5}, "2:5")]
 )
 def test_gold_counts_by_content_of_silver(tmp_path, advance, suffix):
     silver = Lakehouse(str(tmp_path)).silver("chess")

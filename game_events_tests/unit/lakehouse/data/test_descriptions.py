@@ -130,11 +130,11 @@ def test_comments_of_a_thousand_columns_have_a_limit_together():
         "schemas": store.SCHEMA,
         "progress": system_tables.PROGRESS_SCHEMA,
         "event_log": system_tables.EVENT_LOG_SCHEMA,
-        "suppressed_entities": worker.SCHEMA,
+        "erased_people": worker.SCHEMA,
         "source_files": log.SCHEMA,
-        "rest_outbox": planned_schema("gamer_id"),
-        "rest_deliveries": DELIVERIES,
-        "rest_dead_letters": failed_calls_schema("gamer_id"),
+        "export_calls": planned_schema("gamer_id"),
+        "export_outcomes": DELIVERIES,
+        "export_failed_calls": failed_calls_schema("gamer_id"),
     }.items(),
 )
 def test_every_column_of_the_projects_own_has_a_comment_and_no_other(key, schema):

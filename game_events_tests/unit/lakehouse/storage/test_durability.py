@@ -11,7 +11,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.maintenance import ReplacedFiles, delete_files
 from game_events.lakehouse.storage import WRITTEN_OUT_S
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, UNIFIED, Lakehouse
+from game_events.lakehouse.tables import BRONZE, ERASED_PEOPLE, QUARANTINE, UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.model.world import GAMES, World
 from game_events_tests.support.tables import data_files, plan
@@ -85,7 +85,7 @@ def test_entries_of_the_log_are_deleted_after_their_checkpoint_is_on_the_disk(la
 
 @pytest.mark.parametrize(
     ("key", "expected"),
-    [(BRONZE, 1), (QUARANTINE, 1), (SUPPRESSED, 1), ("progress", 0), (UNIFIED, 0), ("silver_uno_events", 0)],
+    [(BRONZE, 1), (QUARANTINE, 1), (ERASED_PEOPLE, 1), ("progress", 0), (UNIFIED, 0), ("silver_uno_events", 0)],
 )
 def test_the_first_entry_of_a_table_that_nothing_makes_again_is_on_the_disk(lakehouse, events, key, expected):
     table = lakehouse.table(key)

@@ -197,7 +197,7 @@ FEW, MORE = Admission(max_games=2, most_games=3, min_rows=10), Admission(max_gam
         (MORE, FEW, True),
         (AB, FEW, False),  # without a list others come in
         (FEW, AB, False),  # names of the list may have had no room
-        (None, A, False),  # an earlier version did not note it
+        (None, A, False),  # it is not known
     ],
 )
 def test_names_that_were_left_out_are_searched_if_the_settings_let_in_more(left_out_by, now, covered):
@@ -215,7 +215,6 @@ def test_what_two_runs_have_left_out_is_in_the_batches_of_both_by_what_neither_h
     assert LeftOut(3, 5, None).and_also(6, 6, A) == LeftOut(3, 6, None)
 
 
-def test_the_row_of_an_earlier_version_says_only_the_last_batch():
-    assert LeftOut.of(4, None) == LeftOut(1, 4, None)
+def test_what_was_left_out_is_read_as_it_was_written():
     for by in (A, FEW, None):
         assert LeftOut.of(4, LeftOut(2, 4, by).detail()) == LeftOut(2, 4, by)

@@ -53,14 +53,14 @@ def test_tables_about_the_pipeline_have_their_columns_with_what_they_mean(graph)
     assert [column.name for column in columns] == EVENT_LOG_SCHEMA.names
     assert all(column.description for column in columns)
     assert {column.name: column.type for column in columns}["rows"] == "bigint"
-    failed = graph.get(dg.AssetKey("rest_dead_letters"))
+    failed = graph.get(dg.AssetKey("export_failed_calls"))
     assert failed.group_name == "operations"
     assert {"json", "status", "answer"} <= {column.name for column in failed.metadata["dagster/column_schema"].columns}
 
 
 def test_the_receiver_of_the_export_is_behind_it_without_its_address(graph):
     receiver = graph.get(dg.AssetKey("rest_receiver"))
-    assert receiver.parent_keys == graph.get(dg.AssetKey("rest_dead_letters")).parent_keys == {EXPORT_KEY}
+    assert receiver.parent_keys == graph.get(dg.AssetKey("export_failed_calls")).parent_keys == {EXPORT_KEY}
     assert not re.search("127|token", f"{receiver.description}{receiver.metadata}")
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.lakehouse.tables import REST_PLANNED, Table
+from game_events.lakehouse.tables import EXPORT_CALLS, Table
 from game_events.plugins.export.tables import ChunkOrigin
 from game_events.plugins.export.worker import CutChunks
 
@@ -42,7 +42,7 @@ def rows(*sizes, group="chess", begin=0):
 
 
 def cut(parts, rows_per_call=3, bytes_per_call=100, origins=ORIGINS):
-    task = CutChunks(Table(REST_PLANNED, "/nowhere"), "gamer_id", 5, rows_per_call, bytes_per_call, origins)
+    task = CutChunks(Table(EXPORT_CALLS, "/nowhere"), "gamer_id", 5, rows_per_call, bytes_per_call, origins)
     return pa.concat_tables(task.cut(parts, 2))
 
 
@@ -99,5 +99,5 @@ def test_rows_without_coordinates_are_named_by_their_place_among_the_changed_one
 
 @pytest.mark.parametrize("parts", [[], [rows()]])
 def test_no_rows_are_no_chunks(parts):
-    task = CutChunks(Table(REST_PLANNED, "/nowhere"), "gamer_id", 5, 3, 100, ORIGINS)
+    task = CutChunks(Table(EXPORT_CALLS, "/nowhere"), "gamer_id", 5, 3, 100, ORIGINS)
     assert list(task.cut(parts, 0)) == []

@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.tables import SUPPRESSED
+from game_events.lakehouse.tables import ERASED_PEOPLE
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.offsets import OffsetPlan
 from game_events.pipeline.reporting.report import RunReport
@@ -95,8 +95,8 @@ def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     handle = pipeline.bronze.open()
     assert record_filter(pipeline, handle) is not None
-    shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
-    with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events erase"):
+    shutil.rmtree(pipeline.lakehouse.table(ERASED_PEOPLE).uri)
+    with pytest.raises(DataError, match=r"erased_people.*is gone.*game-events erase"):
         record_filter(pipeline, handle)
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert record_filter(pipeline, pipeline.bronze.open()) is not None
@@ -165,7 +165,7 @@ def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipel
         doctor(erasure_key=SecretStr(KEY[::-1]))
     add_people(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
     assert "of 1 the erasure is not finished" in doctor()
-    shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
+    shutil.rmtree(pipeline.lakehouse.table(ERASED_PEOPLE).uri)
     with pytest.raises(DataError, match="is gone"):
         doctor()
 

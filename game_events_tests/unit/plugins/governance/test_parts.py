@@ -17,7 +17,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter, file_system, staged
-from game_events.lakehouse.tables import REST_FAILED_CALLS, Lakehouse, paths
+from game_events.lakehouse.tables import EXPORT_FAILED_CALLS, Lakehouse, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance import commits as erasure_files
@@ -108,7 +108,7 @@ def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasu
 
 def test_what_a_receiver_has_answered_of_them_goes_from_the_failed_chunks_of_others(tmp_path):
     """The answer to a call stands on each of its rows, and may quote any of them."""
-    failed = Lakehouse(str(tmp_path)).table(REST_FAILED_CALLS)
+    failed = Lakehouse(str(tmp_path)).table(EXPORT_FAILED_CALLS)
     rows = pa.table(
         {
             "key": ["call 1", "call 1", "call 2", "call 2", "call 3"],
