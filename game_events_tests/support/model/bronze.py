@@ -54,8 +54,8 @@ class Topic:
 
     def split(self, row: Mapping[str, Any]) -> Partition:
         """Where a row was read."""
-        (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
-        return found
+        (partition,) = (p for p in self.records if (p.topic_id, p.number) == (row["_kafka_topic_id"], row["_kafka_partition"]))
+        return partition
 
 
 @dataclass
