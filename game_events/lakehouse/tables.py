@@ -225,12 +225,12 @@ def _names(handle: DeltaTable) -> frozenset[str]:
 
 
 def is_person(column: str, person: str | None) -> bool:
-    """Whether a column identifies the data subject: by its name, or as its double of another type."""
+    """Whether a column identifies the person: by its name, or as its double of another type."""
     return person is not None and is_of_any_kind(column, person)
 
 
 def has_persons(handle: DeltaTable, person: str | None) -> bool:
-    """Whether a table has a column that identifies the data subject."""
+    """Whether a table has a column that identifies the person."""
     return any(is_person(f.name, person) for f in handle.schema().fields)
 
 
@@ -246,7 +246,7 @@ class Table:
     Attributes:
         name, uri, options: where it is.
         key: its name with the default settings; `name`, if none is given.
-        person: column of the data subject's key (or `{person}__{type}`, with another type): none of its values may be in the
+        person: column of the person's key (or `{person}__{type}`, with another type): none of its values may be in the
             table's log, which outlives the rows.
         owners, tags: from the settings.
         read_only: whatever would change the table raises ReadOnlyError.

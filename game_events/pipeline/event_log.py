@@ -1,7 +1,7 @@
 """Writer of `event_log`: one commit at the end of each run, also of failed ones; in continuous mode at most one a minute.
 
 Guarantee: a run's events are written once, or a warning is logged. A failure to write them does not fail the run. The rows hold
-no values of events, keys of data subjects, or secrets.
+no values of events, keys of people, or secrets.
 """
 
 import json

@@ -143,7 +143,7 @@ class BronzeCommit:
         offsets: what was read; None: nothing (a replay from quarantine).
         known: topic -> one of its partitions, of all topics (or the table) of the source, read or not.
         gaps: offsets it passed over, as they were gone before they were read.
-        suppressed: records of its offsets that are in no table, as their data subjects were erased.
+        suppressed: records of its offsets that are in no table, as their people were erased.
         kept: those of `rows` that a full refresh has not read: of topics that were not named.
     """
 

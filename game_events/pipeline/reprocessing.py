@@ -98,7 +98,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     failpoints.reach("replay_staged")
-    # Rows of erased data subjects that are recognized only now that they decode.
+    # Rows of erased people that are recognized only now that they decode.
     report.add(BronzeResult(suppressed=erase_rejected(pipeline, staged.suppressed_records)))
     if not staged.bronze:
         return Replayed(0, staged.reasons)
@@ -270,7 +270,7 @@ def _commit_redecoded(
 
 
 def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
-    """Erase rows of data subjects that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
+    """Erase rows of people that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
 
     Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
     rows there.
@@ -278,7 +278,7 @@ def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
     erase_rejected(pipeline, staged.suppressed_records)
     report.add(BronzeResult(suppressed=staged.suppressed))
     report.warn(
-        f"{staged.suppressed:,} rows of erased data subjects, not recognised before, were erased from bronze and quarantine: "
+        f"{staged.suppressed:,} rows of erased people, not recognised before, were erased from bronze and quarantine: "
         "erase them from silver and gold with `game-events redecode --downstream`"
     )
     return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))

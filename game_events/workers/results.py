@@ -260,7 +260,7 @@ class StagedRows(Summed):
         types, unknown: pairs of schema id and index path that were decoded; that the plan does not know.
         reasons: why rows are in quarantine.
         arrivals: when the records were produced (only of records from Kafka).
-        suppressed: rows of erased data subjects, which are in no file.
+        suppressed: rows of erased people, which are in no file.
         suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
         schemas: that files brought and the plan does not know.
         origins: of records from files, an archive's too: split -> offset after the last one.

@@ -57,7 +57,7 @@ class Txn(StrEnum):
     #: Bronze: first batch after its rows were last replaced. Silver: how often its rows were replaced. Derived tables compare
     #: it, and are made again.
     INCARNATION = "incarnation"
-    #: Any table: how often data subjects were erased from it; of bronze, it counts before the search, too. Commits planned from
+    #: Any table: how often people were erased from it; of bronze, it counts before the search, too. Commits planned from
     #: older rows compare it. Silver, by bronze's id: bronze's count when rows were erased from silver.
     ERASURES = "erasures"
     #: Bronze: batch of the last replay; the next one compares it. Quarantine, by bronze's id: last replay marked on its rows.
@@ -156,7 +156,7 @@ def erasure_fence(bronze: DeltaTable) -> dict[str, int | None]:
 
 
 def erasures(handle: DeltaTable | None) -> int:
-    """How often data subjects were erased from a version of a table."""
+    """How often people were erased from a version of a table."""
     return counter(handle, Txn.ERASURES)
 
 

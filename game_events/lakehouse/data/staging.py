@@ -482,7 +482,7 @@ def exact_columns(schema: pa.Schema, floating: frozenset[str]) -> list[str] | bo
 def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls: Mapping[str, int] | None = None) -> str:
     """Delta's per-file statistics as JSON, from a Parquet file's own, for the first flat columns.
 
-    `person`: the data subject's columns have no bounds: these would be values in a log that outlives the rows. No reader needs
+    `person`: the person's columns have no bounds: these would be values in a log that outlives the rows. No reader needs
     them, and in a file of many subjects' events they exclude next to nothing. `nulls`: number of NULLs by column, of columns
     without statistics in the file.
 

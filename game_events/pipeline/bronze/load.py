@@ -1,7 +1,7 @@
 """The source -> `bronze_events` and `quarantine_events`, in micro-batches, all topics together.
 
 Guarantee: every record of a committed micro-batch is in exactly one of the two tables, once, through any crash and beside any
-concurrent run; those of erased data subjects are in neither, and counted. Each commit sets the next offset of every partition
+concurrent run; those of erased people are in neither, and counted. Each commit sets the next offset of every partition
 that it read, and fails unless these offsets are still the start of its micro-batch.
 """
 

@@ -235,7 +235,7 @@ def stage_micro_batch(
 ) -> StagedRows:
     """Decode a micro-batch and write its files; `one_pass` gets silver's files of the same rows, where the workers write them.
 
-    `bronze`: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
+    `bronze`: the version with the `erasures` that the commit compares; the list of erased people is read after it.
     `batch`: the number of its rows. `decided`: records that are left out, as quarantine holds them.
 
     Raises:

@@ -244,7 +244,7 @@ class BronzeResult(LayerResult):
         replayed: rows that moved from quarantine to bronze.
         gaps: offsets that were deleted before they were read, and that the run passed over (setting `on_data_loss`).
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
-        suppressed: records of erased data subjects, which are in no table.
+        suppressed: records of erased people, which are in no table.
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
@@ -278,7 +278,7 @@ class BronzeResult(LayerResult):
         int,
         event=Event("suppressed", Layer.BRONZE, BRONZE),
         asset=(Layer.BRONZE, "suppressed_records", int),
-        printed="records of erased data subjects are in no table",
+        printed="records of erased people are in no table",
     )
     nulled: Mapping[str, int] = merged(
         add_counts,

@@ -39,9 +39,9 @@ def settle(
     | case | game | its staged files |
     |---|---|---|
     | staging failed, or a rule with the action `fail` is violated | failed | deleted |
-    | bronze has other contents since it was read, or a data subject was erased from it | retry | deleted |
+    | bronze has other contents since it was read, or a person was erased from it | retry | deleted |
     | a concurrent run has decided on the game's rejections, or quarantine is another table | retry | deleted |
-    | a data subject was erased from the silver table since bronze was read | retry | deleted |
+    | a person was erased from the silver table since bronze was read | retry | deleted |
     | the silver table is not at the batch that was planned from | retry | deleted by the commit |
     | else | committed | in quarantine and silver |
     """
@@ -212,7 +212,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
     """The commit of one game; None: plan it again."""
     handle = start.handle
     if source.bronze.erased(handle) > erasures(source.handle):
-        # The staged rows may be of a data subject who was erased after bronze was read.
+        # The staged rows may be of a person who was erased after bronze was read.
         drop(source.pipeline, result, game, quarantine=False)
         return None
     advance = _advance(source, decisions, game, start, result)

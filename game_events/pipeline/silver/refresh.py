@@ -291,7 +291,7 @@ SHOWN = 5
 
 
 class _ErasedMeanwhileError(ConflictError):
-    """A data subject was erased from bronze after its rows were read: they are read again."""
+    """A person was erased from bronze after its rows were read: they are read again."""
 
 
 def refresh_silver(
@@ -392,7 +392,7 @@ def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
     if BronzeIdentity.of(bronze) != run.source.bronze:
         return None
     if erasures(bronze) != erasures(run.source.handle):
-        raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+        raise _ErasedMeanwhileError(f"{bronze.table_uri}: people are being erased from it; run again")
     return run
 
 

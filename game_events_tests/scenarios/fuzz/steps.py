@@ -334,7 +334,7 @@ def _table(world: World, draw: Random, wanted: Callable[[str], bool]) -> Table |
 
 
 def erase(world: World, draw: Random) -> None:
-    """A data subject is erased; perhaps killed, with other work before it goes on."""
+    """A person is erased; perhaps killed, with other work before it goes on."""
     who = draw.choice([player for player in PLAYERS if player])
     world.say(f"   {who!r}")
     done, vacuum = [], draw.random() < 0.5

@@ -34,7 +34,7 @@ class Fate:
         outcomes: of an event of a game; empty: no run can have come to it.
         configs: of the runs that may have decided about it before it was settled.
         settled: a look at the tables has found it.
-        gone: its data subject was erased, and it with it.
+        gone: its person was erased, and it with it.
         sure: columns of `event.extra` that silver must have; of the others it may.
     """
 
@@ -132,7 +132,7 @@ class Truth:
         return any(place in (HELD, DROPPED) for place, _ in fate.outcomes)
 
     def forgotten(self, gamer: str) -> None:
-        """A data subject was erased; of records that do not decode those that were read before."""
+        """A person was erased; of records that do not decode those that were read before."""
         self.erased.add(gamer)
         if len(gamer.encode()) < SEARCHED_BYTES:
             return
