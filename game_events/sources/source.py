@@ -34,13 +34,13 @@ from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS, RAW_COLUMNS, STORED_AS
+from game_events.lakehouse.tables import Lakehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from game_events.config.settings import Settings
     from game_events.lakehouse.system_tables import SystemTable
-    from game_events.lakehouse.tables import Lakehouse
     from game_events.schema_registry import SchemaLookup
 
 Part = TypeVar("Part")

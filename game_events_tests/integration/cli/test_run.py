@@ -9,8 +9,9 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from deltalake import DeltaTable
 
+from game_events.config.settings import load_settings
 from game_events.lakehouse.tables import EVENT_LOG
-from game_events.orchestration.runs import PROCESS_TAG, this_process
+from game_events.orchestration.runs import PROCESS_TAG, lakehouse_tag, this_process
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
@@ -111,7 +112,8 @@ def test_a_run_that_fails_tells_the_webhook_and_one_that_was_killed_before_holds
     Path(os.environ["DAGSTER_HOME"]).mkdir()
     gone = f"{socket.gethostname()}:4000000:1"
     with Receiver().running() as receiver, DagsterInstance.from_config(os.environ["DAGSTER_HOME"]) as instance:
-        killed = instance.add_run(DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags={PROCESS_TAG: gone}))
+        tags = {PROCESS_TAG: gone, **lakehouse_tag(load_settings())}
+        killed = instance.add_run(DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags=tags))
         monkeypatch.setenv("GAME_EVENTS_ALERT_WEBHOOK_URL", receiver.url)
         found = cli("run", "--json")
         assert found.code == 1

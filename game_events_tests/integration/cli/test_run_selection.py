@@ -39,7 +39,7 @@ def test_a_selection_a_full_refresh_and_a_dry_run_from_the_command_line(cli, rea
         "lakehouse",
         "encryption",
         "tables",
-        "forgotten gamers",
+        "erased people",
     ]
     planned = ["rules", "graph", "selection", "plan"]
     assert {c["check"]: c["ok"] for c in first.result["checks"]} == dict.fromkeys([*needed, *planned], True)

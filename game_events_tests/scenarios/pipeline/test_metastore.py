@@ -15,7 +15,7 @@ STEPS = """
 import json, sys
 from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.descriptions import register_tables, tables_registered
+from game_events.plugins.catalog.observer import register_tables, tables_registered
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableReport
 from game_events.config.settings import load_settings

@@ -36,7 +36,7 @@ def test_dev_and_prod_share_a_root_and_nothing_else_and_tables_may_be_renamed(ma
     gamer = rows(prod, "silver_uno_events", "SELECT gamer_id FROM t LIMIT 1")[0][0]
     account = RunReport()
     erase(make_pipeline(prod), account, frozenset({gamer}))
-    assert account.erasure.rows["silver_uno_events"] > 0
+    assert account.parts["erasure"].rows["silver_uno_events"] > 0
     assert coordinates(prod, "dev_silver_uno_events") == dev_uno
     assert count(prod, "silver_uno_events") < len(dev_uno)
 
