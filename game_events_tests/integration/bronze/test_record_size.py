@@ -68,8 +68,7 @@ def test_records_above_the_bound_are_rows_of_quarantine_and_no_run_ends_by_them(
     assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
     archived = RunReport()
     archive(make_pipeline(settings), archived, f"{tmp_path}/archive")
-    assert archived.archive is not None
-    assert archived.archive.rows == 5
+    assert archived.parts["archive"].rows == 5
     # Kafka still has them.
     more = settings.model_copy(update={"max_record_bytes": 10_000_000, "allow_bronze_full_refresh": True})
     pipeline = make_pipeline(more)

@@ -85,8 +85,7 @@ def test_rules_own_tables_redecoding_erasure_and_a_full_refresh_do_what_they_do_
 
     erasure = RunReport()
     wanted = erase(make_pipeline(settings), erasure, frozenset({GONE}))
-    assert erasure.erasure is not None
-    remove_old_files(make_pipeline(settings), erasure.erasure, wanted)
+    remove_old_files(make_pipeline(settings), erasure.parts["erasure"], wanted)
     assert places_of(settings, GONE) == []
     kept = [e for e in events if e.gamer == STAYS]
     assert_whole(settings, kept)
