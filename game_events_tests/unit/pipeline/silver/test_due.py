@@ -208,25 +208,6 @@ def test_gold_follows_also_if_it_passes_the_batch_while_a_run_over_silver_adds_t
     world.assert_unified_shows_gold()
 
 
-def test_what_an_earlier_version_has_left_out_is_searched_once(
-    world: World, read: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It noted the last batch only."""
-    come(world, RUMMY, UNO)
-    with monkeypatch.context() as older:
-        older.setattr(LeftOut, "detail", lambda _: None)
-        world.work(games=(RUMMY,))
-    assert state(world).left_out == LeftOut(1, 1)
-    world.work(games=(RUMMY,))
-    assert len(read) == 1
-    world.work(games=(RUMMY,))
-    assert len(read) == 1
-    world.work()
-    assert rows(world, UNO) == (1, 1)
-    world.work()
-    assert len(read) == 2
-
-
 def test_a_lost_file_of_bronze_keeps_no_other_game_waiting_and_is_reported_until_it_is_back(world: World) -> None:
     come(world, RUMMY, UNO)
     world.work(games=(RUMMY,))

@@ -25,7 +25,7 @@ def made(table, game, number, **txn):
 def pipeline(tmp_path, monkeypatch):
     made_of = without_spark(tmp_path / "lake")
     # Batches before 2 are gone.
-    made(made_of.bronze, "uno", 2, batch=2, generation=2)
+    made(made_of.bronze, "uno", 2, batch=2, incarnation=2)
     monkeypatch.setattr(silver, "stage_games", lambda *_: FanOutResult())
     return made_of
 

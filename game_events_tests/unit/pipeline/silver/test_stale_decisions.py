@@ -28,7 +28,7 @@ def pipeline(tmp_path):
 def test_a_decision_planned_before_a_full_refresh_of_bronze_came_to_quarantine_does_not_land(pipeline):
     bronze = SilverInput.of(pipeline, pipeline.bronze.open()).bronze
     planned = Decisions.read(pipeline, bronze.key)
-    advance(pipeline.quarantine, QUARANTINE_COLUMNS, **{f"reset__{bronze.table_id}": 7})
+    advance(pipeline.quarantine, QUARANTINE_COLUMNS, **{f"full_refresh__{bronze.table_id}": 7})
     assert decide(pipeline, planned, {"uno": RejectionDecision(1)}) == (None, {"uno"})
 
 
@@ -36,7 +36,7 @@ def test_a_run_that_has_read_the_bronze_before_decides_nothing(pipeline):
     source = SilverInput.of(pipeline, pipeline.bronze.open())
     rules = type("Rules", (), {"rules": (Rule(name="r", sql="true", action="quarantine"),), "has": lambda *_: True})()
     source.__dict__["rules"] = rules  # validated already: that is Spark's part
-    advance(pipeline.bronze, OWN_COLUMNS, batch=2, generation=2)
+    advance(pipeline.bronze, OWN_COLUMNS, batch=2, incarnation=2)
     before = pipeline.quarantine.open().version()
     decisions = Decisions.read(pipeline, source.bronze.key)
     outcome = settle(source, decisions, {"uno": GameStart(None, None, 0)}, FanOutResult(), RunReport())
