@@ -39,14 +39,15 @@ def test_archives_of_another_spark_stay(tmp_path):
     assert without_archives([str(other), SITE]) == [str(other), SITE]
 
 
-def test_it_is_ready_with_the_modules_of_tasks_and_ends_when_spark_closes_its_input():
+def test_it_is_ready_with_the_libraries_of_tasks_but_not_its_own_code_and_ends_when_spark_closes_its_input():
     program = """
 import sys
 from game_events.pipeline import worker_daemon
 import pyspark.daemon
 before = pyspark.daemon.worker_main
 def manager():
-    print("game_events.workers.decode" in sys.modules, pyspark.daemon.worker_main is not before, flush=True)
+    own = [name for name in sys.modules if name.startswith("game_events")]
+    print("ptars" in sys.modules, own, pyspark.daemon.worker_main is not before, flush=True)
     whole()
 whole, pyspark.daemon.manager = pyspark.daemon.manager, manager
 worker_daemon.main()
@@ -54,7 +55,7 @@ worker_daemon.main()
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
-        assert started.stdout.readline() == b"True True\n"
+        assert started.stdout.readline() == b"True [] True\n"
         assert len(started.stdout.read(4)) == 4, "its port: it is ready"
         started.communicate()
     assert started.returncode is not None
