@@ -206,10 +206,13 @@ def groups_of(settings: type[BaseSettings]) -> Iterator[type[SettingsGroup]]:
             yield group
 
 
-def _secrets_folder() -> str | None:
+def _require_settings_file() -> None:
     named = os.environ.get(ENV_PREFIX + "CONFIG")
     if named and not Path(named).is_file():
         raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
+
+
+def _secrets_folder() -> str | None:
     secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
     if secrets and not Path(secrets).is_dir():
         raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
@@ -228,6 +231,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
             raise ConfigurationError(f"{name!r} {_no_setting(name)}")
     for text in misspelt():
         _warn_once(text)
+    _require_settings_file()
     secrets = _secrets_folder()
     try:
         return settings_class()(_secrets_dir=secrets, **overrides)

@@ -242,7 +242,8 @@ def _of_protobuf(old: ProtobufSchema, new: ProtobufSchema) -> Iterator[str]:
                 yield f"field {number} of {one.full_name} is {now} instead of {was}"
                 return
             yield from _of_enum(mine[number].enum_type, others[number].enum_type)
-            inner, other_inner = mine[number].message_type, others[number].message_type
+            inner = mine[number].message_type
+            other_inner = others[number].message_type
             if inner is not None and other_inner is not None:
                 waiting.append((inner, other_inner))
 

@@ -416,7 +416,8 @@ class OpenTable(DeltaTable):
             following.entry = entry or entry_of(self.uri, None, following._version)
         following._follow(self, transactions, added, removed)
         with self._alone:
-            following._raw, self._raw = self._raw, None
+            following._raw = self._raw
+            self._raw = None
         return following
 
     def _follow(

@@ -98,11 +98,6 @@ class Keys:
         return dg.AssetKey([self.names.name_of(UNIFIED)])
 
     @property
-    def export(self) -> dg.AssetKey:
-        """`rest_export`: rows sent to an HTTP receiver."""
-        return self._key("rest_export")
-
-    @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
         """One partition for each game; grows with the data, without a list in the settings."""
         return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.entities))

@@ -57,11 +57,11 @@ def record_filter(pipeline: Pipeline, bronze: DeltaTable) -> RecordFilter | None
             "people were erased from this lakehouse, and no installed plug-in keeps their records out: nothing was read. "
             "Install the plug-in governance of this project"
         )
-    wanted = [wanted for wanted in filters if wanted is not None]
-    if len(wanted) > 1:
+    active = [each for each in filters if each is not None]
+    if len(active) > 1:
         names = ", ".join(plugin.name for plugin in installed() if plugin.record_filter is not None)
         raise ConfigurationError(f"several plug-ins filter records, which only one may do: {names}")
-    return wanted[0] if wanted else None
+    return active[0] if active else None
 
 
 def erase_rejected(pipeline: Pipeline, records: Sequence[tuple[str, int, int, int]]) -> int:

@@ -1,28 +1,24 @@
 """Finds sources by the name of their kind, and creates the source of the settings."""
 
 from functools import cache
-from importlib import import_module
+from typing import cast
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.plugin import installed
+from game_events.plugin import Plugin, installed
 from game_events.sources.source import Source, SourceContext
 
-#: Kinds of source of the core -> "module:class"; others are those of plug-ins (`Plugin.sources`).
-CORE = {"kafka": "game_events.sources.kafka.source:KafkaSource"}
+#: The core's own source, as a plug-in names its sources.
+CORE = Plugin("core", sources={"kafka": "game_events.sources.kafka.source:KafkaSource"})
 
 
 @cache
 def _class_of_kind(kind: str) -> type[Source] | None:
     """The class of a kind of source; None: no installed plug-in brings it."""
-    made: type[Source] | None = None
-    if kind in CORE:
-        module, _, name = CORE[kind].partition(":")
-        made = getattr(import_module(module), name)
-    for plugin in installed() if made is None else ():
+    for plugin in (CORE, *installed()):
         if kind in plugin.sources:
-            made = plugin.load(plugin.sources[kind])
-    return made
+            return cast(type[Source], plugin.load(plugin.sources[kind]))
+    return None
 
 
 def kind_of(kind: str) -> type[Source]:

@@ -81,7 +81,7 @@ _CLASSIC = {
 }
 
 #: Program that forks Python workers.
-DAEMON_KEY, DAEMON = "spark.python.daemon.module", "game_events.pipeline.worker_daemon"
+DAEMON_KEY, DAEMON = "spark.python.daemon.module", "game_events.workers.daemon"
 
 AUTHENTICATE = "spark.authenticate"
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from game_events.lakehouse.tables import EXPORT_FAILED_CALLS
 from game_events.orchestration.assets import asset_spec, made_by, own_table_spec
 from game_events.orchestration.jobs import check_place
-from game_events.orchestration.keys import REPORT
+from game_events.orchestration.keys import REPORT, Keys
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, lakehouse_of
 from game_events.pipeline.reporting.report import RunReport
@@ -38,6 +38,11 @@ class ExportConfig(dg.Config):
     replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")
 
 
+def export_key(keys: Keys) -> dg.AssetKey:
+    """`rest_export`: rows sent to an HTTP receiver."""
+    return dg.AssetKey([keys.names.asset(JOB)])
+
+
 def build_export(graph: Graph) -> dg.Definitions:
     """Assets, job and sensor; none, unless the setting names a receiver."""
     settings = graph.settings
@@ -46,7 +51,7 @@ def build_export(graph: Graph) -> dg.Definitions:
         return dg.Definitions()
     job = dg.define_asset_job(
         keys.named(JOB),
-        dg.AssetSelection.assets(keys.export),
+        dg.AssetSelection.assets(export_key(keys)),
         description="Sends what is new to the HTTP receiver. The same as `game-events export run`.",
         executor_def=dg.in_process_executor,
         tags=graph.tags,
@@ -54,7 +59,7 @@ def build_export(graph: Graph) -> dg.Definitions:
     # In a run of its own, so that a slow receiver holds up no table.
     sensor = dg.AutomationConditionSensorDefinition(
         keys.named("rest_automation"),
-        target=dg.AssetSelection.assets(keys.export),
+        target=dg.AssetSelection.assets(export_key(keys)),
         default_status=graph.sensor_status,
         minimum_interval_seconds=15,
         run_tags={**graph.tags, REASON: "there are new rows to export"},
@@ -78,7 +83,7 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
         specs=[
             asset_spec(
                 graph,
-                keys.export,
+                export_key(keys),
                 f"New rows of {source}, POSTed to an HTTP receiver by Spark's workers: at "
                 "least once, under idempotency keys that stay the same. A failed call waits for a replay.",
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
@@ -101,7 +106,7 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
                 ExportSettings.of(pipeline.settings).rest_on_replaced, frozenset(config.resend), frozenset(config.go_on)
             )
             export_rows(pipeline, report, on_replaced, config.files)
-        yield dg.MaterializeResult(keys.export, metadata=_metadata(report))
+        yield dg.MaterializeResult(export_key(keys), metadata=_metadata(report))
         if report.errors:
             why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
             what = f"{len(report.errors)} {pipeline.settings.names.entities}"
@@ -118,13 +123,13 @@ def _downstream(graph: Graph) -> list[dg.AssetSpec]:
     # Its address may hold a token.
     said = "The HTTP receiver of the export, at the address of the setting `REST_URL`. External."
     receiver = asset_spec(
-        graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.export], group_name=GROUP, kinds={"http"}
+        graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[export_key(keys)], group_name=GROUP, kinds={"http"}
     )
     if lakehouse is None:
         return [receiver]
     table = lakehouse.table(EXPORT_FAILED_CALLS)
     schema = failed_calls_schema(graph.settings.key_column)
-    return [receiver, own_table_spec(graph, table, schema, "Rows of calls that the receiver did not take", [keys.export])]
+    return [receiver, own_table_spec(graph, table, schema, "Rows of calls that the receiver did not take", [export_key(keys)])]
 
 
 def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from game_events.pipeline.worker_daemon import PromptInput, promptly, without_archives
+from game_events.workers.daemon import PromptInput, promptly, without_archives
 
 HOME = Path(pyspark.__file__).parent
 SITE = str(HOME.parent)
@@ -42,7 +42,7 @@ def test_archives_of_another_spark_stay(tmp_path):
 def test_it_is_ready_with_the_libraries_of_tasks_but_not_its_own_code_and_ends_when_spark_closes_its_input():
     program = """
 import sys
-from game_events.pipeline import worker_daemon
+from game_events.workers import daemon
 import pyspark.daemon
 before = pyspark.daemon.worker_main
 def manager():
@@ -50,7 +50,7 @@ def manager():
     print("ptars" in sys.modules, own, pyspark.daemon.worker_main is not before, flush=True)
     whole()
 whole, pyspark.daemon.manager = pyspark.daemon.manager, manager
-worker_daemon.main()
+daemon.main()
 """
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
