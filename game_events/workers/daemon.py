@@ -2,8 +2,9 @@
 
 What each worker, or each task, would do otherwise is done once, or not at all:
 
-- imports: the workers inherit all libraries. This project's own modules each worker imports once, as its session ships them
-  (`spark/session.py` refuses edited ones);
+- imports: the workers inherit all libraries and this project. Where their session ships files, which may be this project in
+  another version, each worker imports this project's modules itself (beside `game-events up`, `spark/session.py` refuses
+  edited ones instead);
 - garbage: PySpark collects it after each task, and imported modules are no garbage, but many objects to look at;
 - waiting: Spark's JVM sends a task in several parts, and the system holds back each small one until the part before it is
   acknowledged, for which Linux takes 40 ms: more than a small task. A worker acknowledges at once (`PromptInput`);
@@ -25,6 +26,9 @@ from typing import Any, BinaryIO
 Task = Callable[[BinaryIO, BinaryIO], None]
 #: Bytes that a worker reads at once, as PySpark's daemon does by default.
 BUFFER_BYTES = 65_536
+
+#: Environment variable by which Spark gives a Connect session that ships files a daemon of its own.
+SESSION_WITH_FILES = "SPARK_JOB_ARTIFACT_UUID"
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -85,9 +89,9 @@ def main() -> None:
     sys.path_importer_cache.clear()
     import game_events.workers.decode  # noqa: F401, PLC0415 - from the path as it is now
 
-    # A session may ship this project's code in another version: each worker imports that by itself.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "game_events"]:
-        del sys.modules[name]
+    if SESSION_WITH_FILES in os.environ:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "game_events"]:
+            del sys.modules[name]
     daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.worker_main = promptly(daemon.worker_main)
     gc.collect()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from game_events.workers.daemon import PromptInput, promptly, without_archives
+from game_events.workers.daemon import SESSION_WITH_FILES, PromptInput, promptly, without_archives
 
 HOME = Path(pyspark.__file__).parent
 SITE = str(HOME.parent)
@@ -39,23 +39,24 @@ def test_archives_of_another_spark_stay(tmp_path):
     assert without_archives([str(other), SITE]) == [str(other), SITE]
 
 
-def test_it_is_ready_with_the_libraries_of_tasks_but_not_its_own_code_and_ends_when_spark_closes_its_input():
+@pytest.mark.parametrize(("session", "inherited"), [({}, True), ({SESSION_WITH_FILES: "its id"}, False)])
+def test_its_workers_inherit_libraries_and_this_project_unless_their_session_ships_files(session, inherited):
     program = """
 import sys
 from game_events.workers import daemon
 import pyspark.daemon
 before = pyspark.daemon.worker_main
 def manager():
-    own = [name for name in sys.modules if name.startswith("game_events")]
+    own = "game_events.workers.decode" in sys.modules
     print("ptars" in sys.modules, own, pyspark.daemon.worker_main is not before, flush=True)
     whole()
 whole, pyspark.daemon.manager = pyspark.daemon.manager, manager
 daemon.main()
 """
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | session) as started:
         assert started.stdout is not None
-        assert started.stdout.readline() == b"True [] True\n"
+        assert started.stdout.readline() == f"True {inherited} True\n".encode()
         assert len(started.stdout.read(4)) == 4, "its port: it is ready"
         started.communicate()
     assert started.returncode is not None
