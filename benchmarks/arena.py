@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from benchmarks.figures import Measured, Step
 from benchmarks.memory import peak_of
 from game_events.config.pipeline_settings import ENV_PREFIX
-from game_events.config.settings import Settings
+from game_events.config.settings import Settings, settings_class
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.local.producer.produce import produce_bulk
@@ -46,7 +46,7 @@ def settings_for(folder: Path, topic: str, lakehouse: Path) -> Settings:
     nothing = folder / "no-settings.yaml"
     nothing.touch()
     os.environ[f"{ENV_PREFIX}CONFIG"] = str(nothing)
-    return Settings(_env_file=None, state_dir=folder / "state", kafka_topic=topic, lakehouse=str(lakehouse))
+    return settings_class()(_env_file=None, state_dir=folder / "state", kafka_topic=topic, lakehouse=str(lakehouse))
 
 
 def make_spark(settings: Settings) -> SparkSession:

@@ -13,7 +13,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from benchmarks.arena import make_spark, settings_for
-from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 
@@ -25,7 +24,7 @@ def main(folder: Path) -> None:
         request = json.loads(line)
         plain = settings_for(folder, request["topic"], Path(request["root"]))
         own = {"silver_layout": request["layout"]} | request.get("settings", {})
-        settings = Settings.model_validate(plain.model_dump() | own)
+        settings = type(plain).model_validate(plain.model_dump() | own)
         if not sessions:
             sessions.append(make_spark(settings))
         report = refresh(Pipeline(settings, lambda: sessions[0]))
