@@ -13,11 +13,11 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.avro.schema import AvroType, read_avro
 from game_events.decoding.columns import UNSEEN
 from game_events.decoding.decoder import ask_about
 from game_events.decoding.frame import RegistrySchema
-from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, properties
+from game_events.decoding.json.schema import INNER, SchemaNode, SchemaText, properties
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ def collect(schema: RegistrySchema, files: Sequence[FileDescriptorProto]) -> Map
         case "PROTOBUF":
             read = _of_protobuf(files)
         case "AVRO":
-            read = _of_avro(AvroSchema(schema.schema_id, schema.text, schema.references).root)
+            read = _of_avro(read_avro(schema)[0])
         case "JSON":
-            read = _of_json(JsonSchema(schema.schema_id, schema.text, schema.references))
+            read = _of_json(SchemaText(schema))
         case _:
             read = NO_COMMENTS
     members = {
@@ -153,7 +153,7 @@ def _names(kind: AvroType) -> list[str]:
     return [record.name for record in kind.records()]
 
 
-def _of_json(schema: JsonSchema) -> Comments:
+def _of_json(schema: SchemaText) -> Comments:
     """`description` of properties; beside a `$ref` the local one takes precedence.
 
     Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
@@ -183,7 +183,7 @@ def _description(places: Sequence[SchemaNode]) -> str:
     return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
 
 
-def _parts(schema: JsonSchema, places: Sequence[SchemaNode]) -> list[SchemaNode]:
+def _parts(schema: SchemaText, places: Sequence[SchemaNode]) -> list[SchemaNode]:
     """The schemas of a value: itself, references, parts, items of a list or map, up to a broken reference."""
     parts: list[SchemaNode] = []
     with suppress(DataError):  # reported by decoding

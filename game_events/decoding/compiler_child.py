@@ -1,7 +1,7 @@
 """The child process in which schemas are compiled: its start and end, requests and answers. `compiler_process` runs in it.
 
 One child serves all threads of a process, and ends after some idle time: starting it takes some tenths of a second, a schema
-some milliseconds. This module imports nothing that is slow to load: commands start the child before they import the rest.
+some milliseconds.
 
 Not an executor of `concurrent.futures`: that gives the child the environment with its secrets, runs the main program's module
 again, and unpickles answers, which lets a child that a schema has taken over run code here. JSON is only read.
@@ -16,12 +16,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from game_events.config.network import begin_call
 from game_events.errors import DataError, TransientError
 
 #: Bytes of an answer.
@@ -76,15 +74,6 @@ class CompilerChild:
         if "error" in answer:
             raise DataError(answer["error"])
         return answer
-
-    def begin(self) -> Future[None]:
-        """Start it in a thread of its own, for a process that will need it; if that fails, the first request tries again."""
-
-        def start() -> None:
-            with self._lock:
-                self._started()
-
-        return begin_call(start, "start of the schema compiler")
 
     def end(self) -> None:
         """Kill it."""

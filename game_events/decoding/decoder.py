@@ -29,7 +29,7 @@ from game_events.decoding.avro.schema import AvroSchema
 from game_events.decoding.columns import ColumnMap, ColumnRules, ValueRules
 from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, Rows, SchemaId, ordered
 from game_events.decoding.json.decoder import JsonDecoder
-from game_events.decoding.json.schema import UNNAMED, JsonSchema
+from game_events.decoding.json.schema import UNNAMED, JsonSchema, SchemaText
 from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, PayloadDecoder, Shape, pieces
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64, top_messages
@@ -296,8 +296,6 @@ def from_json(stored: Mapping[str, Any]) -> CompiledSchema:
     values = {f.name: stored[f.name] for f in fields(kind)}
     if "files" in values:
         values["files"] = base64.b64decode(values["files"])
-    else:
-        values["references"] = tuple((name, text) for name, text in values["references"])
     compiled: CompiledSchema = kind(**values)
     return compiled
 
@@ -342,7 +340,7 @@ def _of_avro(text: str) -> str | None:
 
 def _of_json(schema: RegistrySchema) -> str | None:
     try:
-        name = JsonSchema(schema.schema_id, schema.text).message
+        name = SchemaText(schema).message
     except DataError:
         return None
     return None if name == UNNAMED else name

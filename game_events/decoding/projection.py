@@ -240,10 +240,9 @@ class CompiledSchema(ABC):
 
 @dataclass(frozen=True)
 class SingleTypeSchema(CompiledSchema):
-    """Base class of schemas with one message type; `text` and `references`: what decoding needs of the registered ones."""
+    """Base class of schemas with one message type; `text`: what decoding needs of the registered one."""
 
     text: str
-    references: tuple[tuple[str, str], ...] = ()
 
     def has(self, path: IndexPath) -> bool:
         """See `CompiledSchema.has`; the text is not parsed."""
@@ -256,7 +255,7 @@ class SingleTypeSchema(CompiledSchema):
     @property
     def size(self) -> int:
         """See `CompiledSchema.size`."""
-        return len(self.text) + sum(len(text) for _, text in self.references)
+        return len(self.text)
 
 
 @dataclass

@@ -64,11 +64,6 @@ class AvroType:
     size: int = 0
     doc: str = ""
 
-    @cached_property
-    def by_name(self) -> dict[str, AvroField]:
-        """The fields by name."""
-        return {f.name: f for f in self.fields}
-
     def records(self) -> Iterator[AvroType]:
         """The records in a type: itself, branches, items, values."""
         if self.kind == "record":
@@ -206,24 +201,13 @@ class _Parser:
 
 @dataclass(frozen=True)
 class AvroSchema(SingleTypeSchema):
-    """Text and references of one schema id."""
+    """What decoding needs of one schema id: `text` is a list of the schemas that it refers to, and its own at the end."""
 
     @cached_property
     def root(self) -> AvroType:
         """The schema's own type."""
         parser = _Parser()
-        for name, text in self.references:
-            self._parse(text, f"reference {name!r}", parser)
-        return self._parse(self.text, "its text", parser)
-
-    def _parse(self, text: str, where: str, parser: _Parser) -> AvroType:
-        try:
-            node = json.loads(text)
-            # Refuses lone surrogates, which no column name and no enum value can hold.
-            json.dumps(node, ensure_ascii=False).encode()
-            return parser.parse(node)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
+        return [parser.parse(node) for node in json.loads(self.text)][-1]
 
     @property
     def names(self) -> dict[IndexPath, str]:
@@ -242,17 +226,26 @@ class AvroSchema(SingleTypeSchema):
         return {kind.name: {symbol: symbol for symbol in kind.symbols} for kind in seen.values() if kind.kind == "enum"}
 
 
+def read_avro(schema: RegistrySchema) -> tuple[AvroType, list[Any]]:
+    """The type of a registered text, and the JSON of its references and itself; DataError with the invalid part."""
+    parser = _Parser()
+    nodes = []
+    made: list[AvroType] = []
+    for where, text in (*((f"reference {name!r}", text) for name, text in schema.references), ("its text", schema.text)):
+        try:
+            nodes.append(json.loads(text))
+            # Refuses lone surrogates, which no column name and no enum value can hold.
+            json.dumps(nodes[-1], ensure_ascii=False).encode()
+            made.append(parser.parse(nodes[-1]))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"schema id {schema.schema_id} does not compile: {where}: {error}") from None
+    return made[-1], nodes
+
+
 def compile_avro(schema: RegistrySchema) -> AvroSchema:
-    """Compile a registry's Avro schema once; it has only what decoding needs. DataError with the invalid part."""
-    compiled = AvroSchema(schema.schema_id, schema.text, schema.references)
-    _ = compiled.root
-    references = tuple((name, _essential(text)) for name, text in schema.references)
-    return AvroSchema(schema.schema_id, _essential(schema.text), references)
-
-
-def _essential(text: str) -> str:
-    """The text of a schema that compiles, without comments, defaults and attributes that the specification does not know."""
-    return json.dumps(_reduced(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+    """Compile a registry's Avro schema; without comments, defaults and attributes that the specification does not know."""
+    _, nodes = read_avro(schema)
+    return AvroSchema(schema.schema_id, json.dumps(_reduced(nodes), ensure_ascii=False, separators=(",", ":")))
 
 
 def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -264,19 +257,14 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     kept = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
     if "type" in node:
         kept["type"] = _reduced(node["type"])
-    return kept | _reduced_inside(node)
-
-
-def _reduced_inside(node: Node) -> dict[str, Any]:
-    """What a type has inside, by the attribute that holds it."""
     match node.get("type"):
         case "array" | "map" as kind:
-            return {_ITEMS[kind]: _reduced(node[_ITEMS[kind]])}
+            kept[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
         case "enum":
-            return {"symbols": node["symbols"]}
+            kept["symbols"] = node["symbols"]
         case "record" | "error":
-            return {"fields": [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]}
-    return {}
+            kept["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
+    return kept
 
 
 def _error(path: str, what: str) -> ValueError:

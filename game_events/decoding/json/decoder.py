@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from game_events.decoding.columns import ColumnRules
 from game_events.decoding.frame import DamageError, Reason
-from game_events.decoding.json.schema import JsonSchema, JsonType, json_type
+from game_events.decoding.json.schema import JsonSchema, JsonType
 from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells_of_element
 
 #: Levels of nesting at most.
@@ -52,8 +52,7 @@ class JsonDecoder(RowDecoder):
     """
 
     def __init__(self, compiled: JsonSchema, rules: ColumnRules | None = None) -> None:
-        """Raises DataError if the schema does not compile."""
-        described = json_type(compiled)
+        described = compiled.type
         self._is_object = described.kind == "struct"
         root = described if self._is_object else JsonType("struct", ((VALUE, described),))
         super().__init__(compiled.message, root.children, CellBudget())
@@ -67,8 +66,6 @@ class JsonDecoder(RowDecoder):
         self._convert = _struct(members)
         self._second_parser = _LENIENT if nullable else _STRICT
         self._rows: list[dict[str, Any]] = []
-        # The parsed text takes many times its memory.
-        compiled.forget()
 
     def _read(self, payload: bytes) -> None:
         document = parse(payload, self._second_parser)

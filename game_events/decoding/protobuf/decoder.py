@@ -7,54 +7,29 @@ rejected with a diagnosis.
 The surrogate schema has the same wire format without constructs that the native decoder refuses or misreads: only names
 ``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
-
-Before anything is decoded, the cells of the lists in long payloads are counted, as parsers allocate each element in full: a
-walk over the tags that enters only messages with lists in them, and those that are parsed whole. What is malformed ends the
-count: parsers end there, too.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import ptars
 import pyarrow as pa
 from google.protobuf import message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
 from game_events.decoding.columns import ColumnMap, ColumnRules, Field
 from game_events.decoding.frame import NO_ROWS, IndexPath, Reason, Rows
-from game_events.decoding.projection import MAX_RECORD_CELLS, TOO_MANY, Decoded, Projection, cells_of_element
-from game_events.decoding.protobuf.diagnosis import (
-    END_OF_GROUP,
-    FIXED_WIRES,
-    GROUP,
-    LENGTH,
-    MAX_LEVELS,
-    FaultError,
-    FaultFinder,
-    varint,
-)
-from game_events.decoding.protobuf.fields import (
-    FIXED_SIZES,
-    MESSAGES,
-    ForeignFields,
-    Label,
-    Node,
-    Role,
-    is_group,
-    members,
-    tree_of,
-)
+from game_events.decoding.projection import TOO_MANY, Decoded, Projection
+from game_events.decoding.protobuf.fields import MESSAGES, Label, Node, Role, tree_of
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.protobuf.verification import Doubts, read
+from game_events.decoding.protobuf.wire import CellCounter, FaultFinder, ForeignFields
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -202,7 +177,7 @@ class ProtobufDecoder:
         self._cells = CellCounter(self._nodes, compiled.pool)
         moved = [n.name for n in self._nodes if n.is_foreign]
         is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
-        self._foreign = ForeignFields(self._nodes, descriptor) if is_slow else None
+        self._foreign = ForeignFields.of(self._nodes, descriptor) if is_slow else None
         if is_slow:
             log.warning(
                 "slow_decoding=true schema_id=%s message=%s fields=%s reason=%r",
@@ -342,126 +317,3 @@ def _without(part: Part, dropped: Rows) -> Part:
     keep[dropped] = False
     # A batch without columns has no rows to filter.
     return part[0][keep], part[1].filter(pa.array(keep)) if part[1].num_columns else part[1]
-
-
-#: The smallest number with a varint of two bytes.
-_TWO_BYTES = 0x80
-#: For `bytes.translate`: what is left are the last bytes of varints.
-_CONTINUED = bytes(range(0x80, 0x100))
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A field: cells of one occurrence; fields of its message, if it has lists; bytes of a packed element (0: varints)."""
-
-    cells: int
-    inside: Mapping[int, _Item]
-    is_group: bool
-    packed: int | None
-
-
-_OTHER = _Item(0, {}, is_group=False, packed=None)
-_TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-
-
-class CellCounter:
-    """Counts for one message type; `safe_bytes`: payloads up to this length never have more than `MAX_RECORD_CELLS`."""
-
-    def __init__(self, nodes: list[Node], pool: DescriptorPool) -> None:
-        self._fields = _items(nodes, pool, {})
-        self.safe_bytes = MAX_RECORD_CELLS * 2 // max(_widest(self._fields, set()), 2)
-
-    def is_too_large(self, payload: bytes) -> bool:
-        """Whether its lists have more cells than `MAX_RECORD_CELLS`, or it has twice as many fields."""
-        try:
-            return self._walk(payload)
-        except FaultError:
-            return False
-
-    def _walk(self, payload: bytes) -> bool:  # noqa: C901 - runs for each field of each record
-        total = pos = 0
-        levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
-        # Fields that are no elements make no cells, but take as long.
-        for _ in range(2 * MAX_RECORD_CELLS):
-            end, fields, group = levels[-1]
-            if pos >= end:
-                levels.pop()
-                if group or not levels:
-                    return False
-                continue
-            tag, pos = (payload[pos], pos + 1) if payload[pos] < _TWO_BYTES else varint(payload, pos, end)
-            number = tag >> 3
-            wire = tag & 7
-            item = fields.get(number, _OTHER)
-            if wire == LENGTH:
-                size, pos = (payload[pos], pos + 1) if pos < end and payload[pos] < _TWO_BYTES else varint(payload, pos, end)
-                if size > end - pos:
-                    return False
-                many = 1 if item.packed is None else _packed(payload[pos : pos + size], item.packed)
-                total += item.cells * many
-                if item.inside and not item.is_group:
-                    levels.append((pos + size, item.inside, 0))
-                else:
-                    pos += size
-            elif wire == END_OF_GROUP:
-                if group != number:
-                    return False
-                levels.pop()
-            elif wire == GROUP:
-                total += item.cells
-                levels.append((end, item.inside if item.is_group else {}, number))
-            else:
-                total += item.cells
-                pos = pos + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, pos, end)[1]
-            if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
-                return total > MAX_RECORD_CELLS
-        return True
-
-
-def _packed(content: bytes, size: int) -> int:
-    return len(content) // size if size else len(content.translate(None, _CONTINUED))
-
-
-def _items(nodes: Iterable[Node], pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
-    """The fields that are lists or maps, or messages with lists in them, by number."""
-    items = {node.number: _item(node, pool, parsed) for node in nodes}
-    return {number: item for number, item in items.items() if item.cells or item.inside}
-
-
-def _item(node: Node, pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> _Item:
-    cells = 0
-    packed: int | None = None
-    inside: Mapping[int, _Item] = {}
-    if node.role is Role.STRUCT:
-        inside = _items(node.children, pool, parsed)
-    if node.label is not Label.ONE:
-        cells = cells_of_element(node.stored())
-        if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
-            packed = FIXED_SIZES.get(node.descriptor.type, 0)
-    if node.role in (Role.OPAQUE, Role.JSON):
-        cells += len(node.message.fields)
-        inside = _parsed(node.message, pool, parsed)
-    if node.label is Label.MAP and inside:
-        inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
-    return _Item(cells, inside, is_group(node.descriptor), packed)
-
-
-def _parsed(message: Descriptor, pool: DescriptorPool, known: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
-    """The messages in one that is kept as bytes or text, but parsed: each field has a place in memory."""
-    if message.full_name not in known:
-        items = known[message.full_name] = {}
-        for field in members(message, pool):
-            if field.message_type is not None:
-                inside = _parsed(field.message_type, pool, known)
-                items[int(field.number)] = _Item(2 + len(field.message_type.fields), inside, is_group(field), None)
-    return known[message.full_name]
-
-
-def _widest(items: Mapping[int, _Item], seen: set[int]) -> int:
-    """Most cells of two bytes of any field."""
-    if id(items) in seen:
-        return 0
-    seen.add(id(items))
-    # An element has two bytes at least, a packed number one.
-    own = (item.cells * (1 if item.packed is None else 2) for item in items.values())
-    return max((*own, *(_widest(item.inside, seen) for item in items.values())), default=0)

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError, Message
 
 from game_events.decoding.columns import TIMESTAMP_RANGE, UINT64, FieldId
 from game_events.decoding.frame import Mask, Rows
-from game_events.decoding.protobuf.fields import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, amounts
+from game_events.decoding.protobuf.fields import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, amounts, packed_size
 
 #: One size for all values, or one for each.
 Sizes = int | npt.NDArray[np.int64]
@@ -373,7 +373,7 @@ class _Reader:
             _add(self.doubts.ambiguous, np.flatnonzero(counts == 1), lift)
         else:
             total = counts * tag + content
-            if _is_packable(node):
+            if packed_size(node.descriptor) is not None:
                 _add(self.doubts.ambiguous, np.flatnonzero((counts > 1) & (tag + delimited(content) < total)), lift)
         return pa.ListArray.from_arrays(array.offsets, stored, type=node.stored()), total
 
@@ -511,7 +511,3 @@ def _mask(present: Mask | None, count: int) -> Mask:
 def _through(offsets: Rows, lift: Lift) -> Lift:
     """Map elements of a list to the row: of the offsets 0, 2, 2, 5, the element 3 is in the list of row 2."""
     return lambda elements: lift(np.searchsorted(offsets, elements, side="right") - 1)
-
-
-def _is_packable(node: Node) -> bool:
-    return node.role is Role.SCALAR and node.descriptor.type not in (_F.TYPE_STRING, _F.TYPE_BYTES)

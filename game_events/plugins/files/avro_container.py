@@ -25,7 +25,7 @@ from game_events.decoding.avro.encoding import (
     read_long,
     take,
 )
-from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.avro.schema import AvroType, read_avro
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
 from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable
@@ -80,7 +80,7 @@ def read_container(
         text, codec, sync, at = read_header(source.read(MAX_HEADER))
         json.loads(text)
         guid = schema_guid("AVRO", text)
-        skip = _Skippers().of(AvroSchema(guid, text).root)
+        skip = _Skippers().of(read_avro(RegistrySchema(guid, "AVRO", text))[0])
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
