@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -59,11 +59,9 @@ def type_name(kind: pa.DataType, *, members: bool = True) -> str:
     return "timestamp" if pa.types.is_timestamp(kind) else str(kind)
 
 
-def decimal_array(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """Unscaled values, which fit the type, as decimals of 128 bits."""
-    raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in values)
-    valid = pa.array([v is not None for v in values], pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(raw)])
+def decimal_bytes(unscaled: int) -> bytes:
+    """An unscaled value as a decimal of 128 bits."""
+    return unscaled.to_bytes(16, "little", signed=True)
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

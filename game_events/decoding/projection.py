@@ -356,28 +356,30 @@ class Projection:
 class RowDecoder(ABC):
     """Decodes payload by payload (see `PayloadDecoder`); a bad row affects no other one."""
 
-    def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
-        """`budget`: of the payload that is read, for the elements of its lists."""
+    def __init__(self, message: str, fields: tuple[Field, ...], type_: pa.DataType, budget: CellBudget) -> None:
+        """`type_`: a struct of the fields; `budget`: of the payload that is read, for the elements of its lists."""
         self.message = message
         self.fields = fields
         self.budget = budget
         #: Columns of the values that became NULL, of good rows and of the current one.
         self.nulled: list[str] = []
+        self._type = type_
+        self._raw_type = _raw(type_)
         self._projection = Projection(message, fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
         """Decode a batch; `batch_bytes`: payload bytes of one Arrow array."""
         rows: list[int] = []
+        values: list[object] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         parts: list[tuple[Rows, pa.RecordBatch]] = []
-        read = self._read
         nulled = self.nulled
         settled = 0
         size = 0
         for row, payload in enumerate(payloads.to_pylist()):
             self.budget.reset()
             try:
-                read(payload)
+                values.append(self._read(payload))
                 rows.append(row)
                 settled = len(nulled)
             except DAMAGE as error:
@@ -387,22 +389,37 @@ class RowDecoder(ABC):
             # Values in JSON text have names, which the payload has not.
             size += len(payload) + self.budget.spent * CELL_BYTES
             if size > batch_bytes:
-                parts.append((np.array(rows, np.int64), self._finish()))
+                parts.append((np.array(rows, np.int64), self._batch(values)))
                 rows = []
+                values = []
                 size = 0
-        parts.append((np.array(rows, np.int64), self._finish()))
+        parts.append((np.array(rows, np.int64), self._batch(values)))
         decoded = self._projection.decoded(parts, columns, bad)
         decoded.nulled.update(nulled)
         nulled.clear()
         return decoded
 
     @abstractmethod
-    def _read(self, payload: bytes) -> None:
-        """Add the row of a payload; raises `DAMAGE` for a bad one, of which nothing is left."""
+    def _read(self, payload: bytes) -> object:
+        """A payload's row as pyarrow takes it, decimals as their bytes; raises `DAMAGE` for a bad one."""
 
-    @abstractmethod
-    def _finish(self) -> pa.RecordBatch:
-        """The rows so far, one column per field; there are none left then."""
+    def _batch(self, values: list[object]) -> pa.RecordBatch:
+        """Rows with one column per field."""
+        if not self.fields:
+            return pa.RecordBatch.from_arrays([], names=[])
+        array = pa.array(values, self._raw_type)
+        return pa.RecordBatch.from_struct_array(array if self._raw_type == self._type else array.view(self._type))
+
+
+def _raw(kind: pa.DataType) -> pa.DataType:
+    """The type with the bytes of decimals, which become decimals without a copy."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(f.name, _raw(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_raw(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _raw(kind.item_type))
+    return pa.binary(16) if pa.types.is_decimal(kind) else kind
 
 
 def _lists(

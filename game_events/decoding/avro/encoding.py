@@ -26,6 +26,8 @@ INT_RANGE = (-(2**31), 2**31 - 1)
 LONG_RANGE = (-(2**63), 2**63 - 1)
 _LAST_BYTE = 9
 T = TypeVar("T")
+#: Reads a value of a payload at a position; returns it, and the position after it.
+Read = Callable[[bytes, int], tuple[Any, int]]
 
 
 def read_long(buf: bytes, pos: int) -> tuple[int, int]:
@@ -146,36 +148,77 @@ class Budget(CellBudget):
         self.empty = MAX_EMPTY_ITEMS
 
 
-def read_blocks(
-    buf: bytes, pos: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int], cells: int = 0
-) -> tuple[int, int]:
-    """Read the blocks of an array or map: number of items, and position after the last block.
+def begin_block(buf: bytes, pos: int, least: int, budget: Budget, cells: int = 0) -> tuple[int, int | None, int]:
+    """Begin a block of an array or map: number of items (0: there are no more), its end if announced, place of the first item.
 
-    `min_bytes`, `cells` (in a list): of one item; `item`: reads one item, returns the position after it.
+    `least`, `cells` (in a list): of one item.
     """
-    total = 0
+    count, pos = read_long(buf, pos)
+    end = None
+    if count < 0:
+        count = -count
+        size, pos = read_long(buf, pos)
+        end = pos + size
+    # Checked before anything is read or allocated.
+    if count * least > len(buf) - pos:
+        raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - pos} bytes that are left")
+    if not least:
+        budget.empty -= count
+        if budget.empty < 0:
+            raise DamageError(Reason.MALFORMED, f"more than {MAX_EMPTY_ITEMS} items without bytes")
+    budget.spend(count * cells)
+    return count, end, pos
+
+
+def end_block(pos: int, end: int | None) -> None:
+    """Check that a block ends where it has announced."""
+    if end is not None and pos != end:
+        raise DamageError(Reason.MALFORMED, "a block that does not end where it says")
+
+
+def array_reader(item: Read, least: int, budget: Budget, cells: int) -> Read:
+    """A reader of lists; `least`, `cells`: of one item."""
+
+    def read(buf: bytes, pos: int) -> tuple[list[Any], int]:
+        values: list[Any] = []
+        while True:
+            count, end, pos = begin_block(buf, pos, least, budget, cells)
+            if not count:
+                return values, pos
+            for _ in range(count):
+                value, pos = item(buf, pos)
+                values.append(value)
+            end_block(pos, end)
+
+    return read
+
+
+def map_reader(value: Read, least: int, budget: Budget, cells: int) -> Read:
+    """A reader of maps; the last value of a repeated key counts, as in other readers. `least`: bytes of a value."""
+
+    def entry(buf: bytes, pos: int) -> tuple[tuple[str, Any], int]:
+        key, pos = read_text(buf, pos)
+        item, pos = value(buf, pos)
+        return (key, item), pos
+
+    entries = array_reader(entry, least + 1, budget, cells)
+
+    def read(buf: bytes, pos: int) -> tuple[dict[str, Any], int]:
+        items, pos = entries(buf, pos)
+        return dict(items), pos
+
+    return read
+
+
+def skip_blocks(buf: bytes, pos: int, least: int, budget: Budget, item: Callable[[bytes, int], int]) -> int:
+    """The position after an array or map; `item`: that after one of its items."""
     while True:
-        count, pos = read_long(buf, pos)
-        if count == 0:
-            return total, pos
-        end = None
-        if count < 0:
-            count = -count
-            size, pos = read_long(buf, pos)
-            end = pos + size
-        # Checked before anything is read or allocated.
-        if count * min_bytes > len(buf) - pos:
-            raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - pos} bytes that are left")
-        if not min_bytes:
-            budget.empty -= count
-            if budget.empty < 0:
-                raise DamageError(Reason.MALFORMED, f"more than {MAX_EMPTY_ITEMS} items without bytes")
-        budget.spend(count * cells)
+        count, end, pos = begin_block(buf, pos, least, budget)
+        if not count:
+            return pos
         for _ in range(count):
             pos = item(buf, pos)
-        if end is not None and pos != end:
-            raise DamageError(Reason.MALFORMED, "a block that does not end where it says")
-        total += count
+        end_block(pos, end)
 
 
 def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
@@ -252,27 +295,9 @@ class _Readers:
         return read
 
     def _items(self, type_: AvroType) -> ReadValue:
-        inner = self.of(type_.items[0])
-        is_map = type_.kind == "map"
-        least = min_bytes(type_.items[0]) + is_map
-        cells = _cells(type_.items[0])
-
-        def read(buf: bytes, pos: int) -> tuple[Value, int]:
-            keys: list[str] = []
-            values: list[Value] = []
-
-            def item(buf: bytes, pos: int) -> int:
-                if is_map:
-                    key, pos = read_text(buf, pos)
-                    keys.append(key)
-                value, pos = inner(buf, pos)
-                values.append(value)
-                return pos
-
-            _, pos = read_blocks(buf, pos, least, self._budget, item, cells)
-            return (dict(zip(keys, values, strict=True)) if is_map else values), pos
-
-        return read
+        (item,) = type_.items
+        make = map_reader if type_.kind == "map" else array_reader
+        return make(self.of(item), min_bytes(item), self._budget, _cells(item))
 
 
 def _cells(type_: AvroType, name: str = "") -> int:

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
 import msgspec
-import pyarrow as pa
 
 from game_events.decoding.columns import ColumnRules
 from game_events.decoding.frame import DamageError, Reason
@@ -55,8 +54,7 @@ class JsonDecoder(RowDecoder):
         described = compiled.type
         self._is_object = described.kind == "struct"
         root = described if self._is_object else JsonType("struct", ((VALUE, described),))
-        super().__init__(compiled.message, root.children, CellBudget())
-        self._type: pa.DataType = root.arrow
+        super().__init__(compiled.message, root.children, root.arrow, CellBudget())
         zone = ZoneInfo(rules.rules.zone) if rules is not None and rules.rules.zone is not None else None
         nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
         members: list[tuple[str, Convert]] = []
@@ -65,16 +63,10 @@ class JsonDecoder(RowDecoder):
             members.append((name, converter(inner, self.budget, zone, guard)))
         self._convert = _struct(members)
         self._second_parser = _LENIENT if nullable else _STRICT
-        self._rows: list[dict[str, Any]] = []
 
-    def _read(self, payload: bytes) -> None:
+    def _read(self, payload: bytes) -> object:
         document = parse(payload, self._second_parser)
-        self._rows.append(self._convert(document if self._is_object else {VALUE: document}))
-
-    def _finish(self) -> pa.RecordBatch:
-        array = pa.array(self._rows, self._type)
-        self._rows = []
-        return pa.RecordBatch.from_struct_array(array)
+        return self._convert(document if self._is_object else {VALUE: document})
 
 
 class Real(str):

@@ -23,7 +23,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from game_events.decoding.columns import UINT64, Field, decimal_array
+from game_events.decoding.columns import UINT64, Field, decimal_bytes
 from game_events.decoding.frame import Mask
 
 #: Columns of `confluent.type.Decimal` and `google.type.Decimal`, whose values have a scale each; and of a sum of money.
@@ -88,7 +88,7 @@ def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask)
     rows = zip(*(field.to_pylist() for field in fields), strict=True)
     values = [read(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
     bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
-    return decimal_array(values, kind), bad
+    return pa.array([None if v is None else decimal_bytes(v) for v in values], pa.binary(16)).view(kind), bad
 
 
 #: Depth to which nested messages become columns; deeper ones become bytes.

@@ -19,10 +19,10 @@ from game_events.decoding.avro.encoding import (
     Budget,
     ByType,
     min_bytes,
-    read_blocks,
     read_bytes,
     read_index,
     read_long,
+    skip_blocks,
     take,
 )
 from game_events.decoding.avro.schema import AvroType, read_avro
@@ -164,10 +164,10 @@ class _Skippers:
             case "array":
                 item = self.of(type_.items[0])
                 least = min_bytes(type_.items[0])
-                return lambda buf, at: read_blocks(buf, at, least, Budget(), item)[1]
+                return lambda buf, at: skip_blocks(buf, at, least, Budget(), item)
             case "map":
                 value = self.of(type_.items[0])
-                return lambda buf, at: read_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))[1]
+                return lambda buf, at: skip_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))
             case kind if kind in _LEAVES:
                 return _LEAVES[kind]
             case kind:
