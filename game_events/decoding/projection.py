@@ -240,17 +240,15 @@ class CompiledSchema(ABC):
 
 @dataclass(frozen=True)
 class SingleTypeSchema(CompiledSchema):
-    """Base class of schemas with one message type; `text`: what decoding needs of the registered one."""
+    """Base class of schemas with one message type: its full name ("": none), and `text`, what decoding needs."""
 
     text: str
+    message: str = ""
 
-    def has(self, path: IndexPath) -> bool:
-        """See `CompiledSchema.has`; the text is not parsed."""
-        return path == ()
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002
-        """See `CompiledSchema.paths`; the text is not parsed."""
-        return [()]
+    @property
+    def names(self) -> dict[IndexPath, str]:
+        """See `CompiledSchema.names`."""
+        return {(): self.message}
 
     @property
     def size(self) -> int:
@@ -307,7 +305,7 @@ class Projection:
         self._message = message
         self._fields = fields
         self._columns: ColumnMap | None = None
-        self._targets: list[pa.Field] = []
+        self._schema = pa.schema([])
         self._shape = Shape(0)
 
     def decoded(
@@ -316,7 +314,6 @@ class Projection:
         """Decoded parts (positions, rows) with one column per field; those with too many cells become bad."""
         if columns is not self._columns:
             self._use(columns)
-        schema = pa.schema(self._targets)
         projected: list[pa.RecordBatch] = []
         good = [NO_ROWS]
         rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
@@ -325,32 +322,32 @@ class Projection:
             over = self._shape.in_lists(batch) > MAX_RECORD_CELLS if self._shape.lists else NO_ROWS
             if over.any():
                 rejected.append((Reason.TOO_MANY_VALUES, f"{self._message}: {TOO_MANY}", rows[over]))
-                projected.append(self._projected(batch.filter(pa.array(~over)), columns, schema))
                 good.append(rows[~over])
+                projected.append(self._projected(batch.filter(pa.array(~over)), columns))
             else:
-                projected.append(self._projected(batch, columns, schema))
                 good.append(rows)
-        return Decoded(pa.Table.from_batches(projected, schema), np.concatenate(good), rejected)
+                projected.append(self._projected(batch, columns))
+        return Decoded(pa.Table.from_batches(projected, self._schema), np.concatenate(good), rejected)
 
     def _use(self, columns: ColumnMap) -> None:
         """From now on project to the columns of this map."""
         names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
         self._columns = columns
-        self._targets = [pa.field(name, columns.columns[name]) for name in names]
-        self._shape = Shape(0, tuple(self._lists(columns)))
+        self._schema = pa.schema([pa.field(name, columns.columns[name]) for name in names])
+        lists = [
+            ((index, *steps), inner)
+            for index, (item, target) in enumerate(zip(self._fields, self._schema, strict=True))
+            for steps, inner in _lists(item, item.type, target.type, self._message, (item.id,), columns)
+        ]
+        self._shape = Shape(0, tuple(lists))
 
-    def _projected(self, batch: pa.RecordBatch, columns: ColumnMap, schema: pa.Schema) -> pa.RecordBatch:
+    def _projected(self, batch: pa.RecordBatch, columns: ColumnMap) -> pa.RecordBatch:
         arrays = [
             _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
-            for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
+            for index, (item, target) in enumerate(zip(self._fields, self._schema, strict=True))
         ]
         # Of a message without fields, only its rows are known.
-        return pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else batch
-
-    def _lists(self, columns: ColumnMap) -> Iterator[tuple[tuple[int | str, ...], Shape]]:
-        for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True)):
-            for steps, inner in _lists(item, item.type, target.type, self._message, (item.id,), columns):
-                yield (index, *steps), inner
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch
 
 
 class RowDecoder(ABC):
@@ -474,12 +471,7 @@ _UTC = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True)
 class ColumnsSchema(SingleTypeSchema):
-    """A schema of columns."""
-
-    @property
-    def names(self) -> dict[IndexPath, str]:
-        """One type without a name: files have no message type."""
-        return {(): ""}
+    """A schema of columns; its type has no name, as files have no message type."""
 
 
 class ColumnsDecoder:

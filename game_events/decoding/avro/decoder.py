@@ -46,16 +46,6 @@ MAX_DIGITS = 38
 _EPOCH = datetime(1970, 1, 1)
 
 
-def _string(buf: bytes, pos: int) -> tuple[str, int]:
-    """The most frequent type: a short one is read without further calls."""
-    size = buf[pos]
-    if size < 0x80 and not size & 1:
-        end = pos + 1 + (size >> 1)
-        if end <= len(buf):
-            return str(buf[pos + 1 : end], "utf-8"), end
-    return read_text(buf, pos)
-
-
 def _number(bounds: tuple[int, int], times: int = 1, per: int = 1) -> Read:
     """A reader of ``value * times // per``, rounded down also before 1970; values outside `bounds` are rejected."""
     low, high = bounds
@@ -121,11 +111,11 @@ _PLAIN = {
 _LEAVES: dict[str, tuple[pa.DataType, Read]] = {
     "int": (pa.int64(), _number(INT_RANGE)),
     "long": (pa.int64(), _number(LONG_RANGE)),
-    "string": (pa.string(), _string),
+    "string": (pa.string(), read_text),
     "int date": (pa.date32(), _number(DATE_RANGE)),
     "int time-millis": (pa.int64(), _number((0, DAY_US // 1_000 - 1), times=1_000)),
     "long time-micros": (pa.int64(), _number((0, DAY_US - 1))),
-    "string uuid": (pa.string(), _string),
+    "string uuid": (pa.string(), read_text),
     "fixed uuid": (pa.string(), _uuid),
     "fixed duration": (DURATION, _duration),
 }
@@ -334,7 +324,7 @@ class AvroDecoder(RowDecoder):
         """Raises DataError for a schema that is too large."""
         builder = _Builder({}, [])
         column = builder.top(compiled.root)
-        super().__init__(compiled.root.name, column.fields, column.type, builder.budget)
+        super().__init__(compiled.message, column.fields, column.type, builder.budget)
         nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
         if nullable:
             # Once more: the fields' identities are known now.

@@ -77,7 +77,12 @@ def read_index(buf: bytes, pos: int, count: int, what: str) -> tuple[int, int]:
 
 
 def read_text(buf: bytes, pos: int) -> tuple[str, int]:
-    """A string."""
+    """A string, the most frequent type: a short one is read without further calls."""
+    size = buf[pos]
+    if size < 0x80 and not size & 1:
+        end = pos + 1 + (size >> 1)
+        if end <= len(buf):
+            return str(buf[pos + 1 : end], "utf-8"), end
     raw, pos = read_bytes(buf, pos)
     return str(raw, "utf-8"), pos
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from game_events.decoding.frame import IndexPath, RegistrySchema
+from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.projection import SingleTypeSchema
 from game_events.errors import DataError
 
@@ -201,18 +201,16 @@ class _Parser:
 
 @dataclass(frozen=True)
 class AvroSchema(SingleTypeSchema):
-    """What decoding needs of one schema id: `text` is a list of the schemas that it refers to, and its own at the end."""
+    """What decoding needs of one schema id: `text` is a list of the schemas that it refers to, and its own at the end.
+
+    `message`: full name of the schema's type; its kind (``union``) if it has none.
+    """
 
     @cached_property
     def root(self) -> AvroType:
         """The schema's own type."""
         parser = _Parser()
         return [parser.parse(node) for node in json.loads(self.text)][-1]
-
-    @property
-    def names(self) -> dict[IndexPath, str]:
-        """Full name of the schema's type; its kind (``union``) if unnamed."""
-        return {(): self.root.name}
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of its enums with their symbols."""
@@ -244,8 +242,8 @@ def read_avro(schema: RegistrySchema) -> tuple[AvroType, list[Any]]:
 
 def compile_avro(schema: RegistrySchema) -> AvroSchema:
     """Compile a registry's Avro schema; without comments, defaults and attributes that the specification does not know."""
-    _, nodes = read_avro(schema)
-    return AvroSchema(schema.schema_id, json.dumps(_reduced(nodes), ensure_ascii=False, separators=(",", ":")))
+    root, nodes = read_avro(schema)
+    return AvroSchema(schema.schema_id, json.dumps(_reduced(nodes), ensure_ascii=False, separators=(",", ":")), root.name)
 
 
 def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON

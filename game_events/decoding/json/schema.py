@@ -20,7 +20,7 @@ from urllib.parse import unquote, urljoin
 import pyarrow as pa
 
 from game_events.decoding.columns import Field
-from game_events.decoding.frame import MAX_TEXTS, IndexPath, RegistrySchema
+from game_events.decoding.frame import MAX_TEXTS, RegistrySchema
 from game_events.decoding.projection import SingleTypeSchema
 from game_events.errors import DataError
 
@@ -67,14 +67,7 @@ class SchemaNode:
 
 @dataclass(frozen=True)
 class JsonSchema(SingleTypeSchema):
-    """What decoding needs of one schema id: its message name, and as `text` the type of its documents."""
-
-    message: str = UNNAMED
-
-    @property
-    def names(self) -> dict[IndexPath, str]:
-        """Its name: title, else ``$id``, else ``json``."""
-        return {(): self.message}
+    """What decoding needs of one schema id: `text` is the type of its documents."""
 
     @property
     def type(self) -> JsonType:
@@ -112,7 +105,7 @@ class SchemaText:
 
     @property
     def message(self) -> str:
-        """Its name: title, else ``$id``."""
+        """Its name: title, else ``$id``, else ``json``."""
         node = self.root.node if isinstance(self.root.node, dict) else {}
         for name in (node.get("title"), self.root.base):
             if isinstance(name, str) and name.strip("# "):
@@ -401,16 +394,14 @@ def _types_of(node: dict[str, Any]) -> Types | None:
             types = frozenset({_PYTHON[type(value)]})
         case {"enum": list() as values}:
             types = frozenset(_PYTHON[type(value)] for value in values)
+        # Without a type: what its keywords are of.
+        case {"properties": _}:
+            types = frozenset({"object"})
+        case {"items": _} | {"prefixItems": _}:
+            types = frozenset({"array"})
         case _:
-            return _implied(node)
+            return None
     return types | {"integer"} if "number" in types else types
-
-
-def _implied(node: dict[str, Any]) -> Types | None:
-    """The type of which a schema without type names has keywords."""
-    if "properties" in node:
-        return frozenset({"object"})
-    return frozenset({"array"}) if not node.keys().isdisjoint({"items", "prefixItems"}) else None
 
 
 def has_keyword(parts: Iterable[SchemaNode], *keywords: str) -> bool:

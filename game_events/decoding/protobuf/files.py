@@ -20,19 +20,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import count, takewhile
 from pathlib import Path
+from typing import Any, cast
 
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
-    EnumDescriptorProto,
     FieldDescriptorProto,
     FileDescriptorProto,
     FileDescriptorSet,
 )
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
 from grpc_tools import protoc
 
 from game_events.decoding.frame import RegistrySchema, schema_guid
@@ -56,50 +56,35 @@ def compile_files(schema: RegistrySchema, folder: Path) -> ProtobufSchema:
     Raises:
         DataError: that does not compile either; the message is protoc's of the first attempt.
     """
-    files = _compiled(schema, folder)
-    return ProtobufSchema(schema.schema_id, files.main, files.reduced, _counts_entries(schema))
+    main, _, reduced = _compiled(schema, folder)
+    # As in `ProtobufSchema`; schemas from files count them, too.
+    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
+    counts = from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
+    return ProtobufSchema(schema.schema_id, main, reduced, counts)
 
 
 def described_files(schema: RegistrySchema, folder: Path) -> Sequence[FileDescriptorProto]:
     """The files of a schema with the comments of their texts; raises as `compile_files`."""
-    return _compiled(schema, folder, "--include_source_info").files
+    return _compiled(schema, folder, "--include_source_info")[1]
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    """Files, dependencies before dependents; the main one's name; what decoding needs of all, serialized."""
-
-    main: str
-    files: Sequence[FileDescriptorProto]
-    reduced: bytes
-
-
-def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> _Compiled:
+def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> tuple[str, Sequence[FileDescriptorProto], bytes]:
+    """The main file's name, all files, dependencies before dependents, and what decoding needs of them, serialized."""
     references = dict(schema.references)
     main = next(name for name in _names(f"schema_{schema.schema_id}") if name not in references)
     work_s = signal.getitimer(signal.ITIMER_PROF)[0]
-    try:
-        return _attempted(main, schema.text, _Files(references, folder, options))
-    except DataError as error:
-        first = DataError(f"schema id {schema.schema_id} does not compile: {error}")
-    # A second attempt takes as long as the first one: beyond the limit of work its reason would be lost.
-    if signal.getitimer(signal.ITIMER_PROF)[0] < work_s / 2:
-        raise first
-    try:
-        return _attempted(main, schema.text, _Files(references, folder, options, essential=True))
-    except DataError:
-        raise first from None
-
-
-def _attempted(main: str, text: str, files: "_Files") -> _Compiled:
-    files.add(main, text)
-    return _Compiled(main, files.all(), files.reduced(main))
-
-
-def _counts_entries(schema: RegistrySchema) -> bool:
-    """Whether message indexes count map entries (see `ProtobufSchema`), as they also do in schemas from files."""
-    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
-    return from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
+    first: DataError | None = None
+    for essential in (False, True):
+        files = _Files(references, folder, options, essential=essential)
+        try:
+            files.add(main, schema.text)
+            return main, files.all(), files.reduced(main)
+        except DataError as error:
+            first = first or DataError(f"schema id {schema.schema_id} does not compile: {error}")
+        # A second attempt takes as long as the first one: beyond the limit of work its reason would be lost.
+        if signal.getitimer(signal.ITIMER_PROF)[0] < work_s / 2:
+            break
+    raise cast(DataError, first)
 
 
 def _names(stem: str) -> Iterable[str]:
@@ -491,16 +476,31 @@ def reduce_file(file: FileDescriptorProto) -> None:
     """Remove from a file what decoding does not need; JSON names become the fields' own, which are distinct."""
     file.ClearField("source_code_info")
     file.ClearField("service")
-    _reduce_options([file])
-    _reduce_enums(file.enum_type)
-    _reduce_fields(file.extension)
-    messages: list[DescriptorProto] = [*file.message_type]
-    while messages:
-        message = messages.pop()
-        _reduce_options([message, *message.oneof_decl, *message.extension_range])
-        _reduce_fields([*message.field, *message.extension])
-        _reduce_enums(message.enum_type)
-        messages += message.nested_type
+    waiting: list[Message] = [file]
+    while waiting:
+        described = waiting.pop()
+        if isinstance(described, FieldDescriptorProto):
+            described.json_name = described.name
+        for field, value in described.ListFields():
+            if field.name == "options":
+                _reduce_options(described)
+            elif field.message_type is not None:
+                waiting += value
+
+
+def _reduce_options(described: Any) -> None:  # noqa: ANN401 - any message with options
+    options = described.options
+    kept = type(options)()
+    for name in _NEEDED_FIELDS:
+        if name in options.DESCRIPTOR.fields_by_name and options.HasField(name):
+            if options.DESCRIPTOR.fields_by_name[name].message_type is not None:
+                getattr(kept, name).CopyFrom(getattr(options, name))
+            else:
+                setattr(kept, name, getattr(options, name))
+    if kept.ByteSize():
+        options.CopyFrom(kept)
+    else:
+        described.ClearField("options")
 
 
 def without_imports(file: FileDescriptorProto, missing: Container[str]) -> None:
@@ -511,33 +511,3 @@ def without_imports(file: FileDescriptorProto, missing: Container[str]) -> None:
         file.ClearField(field)
     file.dependency.extend(kept)
     file.public_dependency.extend(index for index, name in enumerate(kept) if name in public)
-
-
-def _reduce_fields(fields: Iterable[FieldDescriptorProto]) -> None:
-    for item in fields:
-        item.json_name = item.name
-        _reduce_options([item])
-
-
-def _reduce_enums(enums: Iterable[EnumDescriptorProto]) -> None:
-    for enum in enums:
-        _reduce_options([enum, *enum.value])
-
-
-def _reduce_options(described: Sequence[object]) -> None:
-    for item in described:
-        if not item.HasField("options"):  # type: ignore[attr-defined]
-            continue
-        options = item.options  # type: ignore[attr-defined]
-        kept = type(options)()
-        for name in _NEEDED_FIELDS:
-            if name in options.DESCRIPTOR.fields_by_name and options.HasField(name):
-                field = options.DESCRIPTOR.fields_by_name[name]
-                if field.message_type is not None:
-                    getattr(kept, name).CopyFrom(getattr(options, name))
-                else:
-                    setattr(kept, name, getattr(options, name))
-        if kept.ByteSize():
-            options.CopyFrom(kept)
-        else:
-            item.ClearField("options")  # type: ignore[attr-defined]
