@@ -13,11 +13,11 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from game_events.decoding.avro.schema import AvroType, read_avro
+from game_events.decoding.avro_schema import AvroType, read_avro
 from game_events.decoding.columns import UNSEEN
 from game_events.decoding.decoder import ask_about
 from game_events.decoding.frame import RegistrySchema
-from game_events.decoding.json.schema import INNER, SchemaNode, SchemaText, properties
+from game_events.decoding.json_schema import INNER, SchemaNode, SchemaText, properties
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from game_events.decoding.avro.schema import compile_avro
+from game_events.decoding.avro_schema import compile_avro
 from game_events.decoding.columns import MAX_NAME, ColumnMap
 from game_events.decoding.comments import collect
 from game_events.decoding.decoder import CALLS, as_json, from_json, make_decoder
 from game_events.decoding.frame import RegistrySchema, SchemaId
-from game_events.decoding.json.schema import compile_json
+from game_events.decoding.json_schema import compile_json
 from game_events.decoding.projection import FORMAT as COLUMNS
 from game_events.decoding.projection import MAX_SHORT_TEXT, ColumnsSchema, CompiledSchema
 from game_events.decoding.protobuf.files import STDERR, compile_files, described_files

@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 
 from game_events.decoding import compiler_child
 from game_events.decoding import frame as frames
-from game_events.decoding.avro.decoder import AvroDecoder
-from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.avro_decoder import AvroDecoder
+from game_events.decoding.avro_schema import AvroSchema
 from game_events.decoding.columns import ColumnMap, ColumnRules, ValueRules
 from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, Rows, SchemaId, ordered
-from game_events.decoding.json.decoder import JsonDecoder
-from game_events.decoding.json.schema import UNNAMED, JsonSchema, SchemaText
+from game_events.decoding.json_decoder import JsonDecoder
+from game_events.decoding.json_schema import UNNAMED, JsonSchema, SchemaText
 from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, PayloadDecoder, Shape, pieces
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64, top_messages

@@ -12,14 +12,13 @@ from enum import StrEnum
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.avro_schema import AvroSchema, AvroType
 from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key, path_inside
 from game_events.decoding.decoder import compile_schema
 from game_events.decoding.frame import RegistrySchema
-from game_events.decoding.json.schema import JsonSchema
+from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, EnumValues
-from game_events.decoding.protobuf.fields import DECLARED, members
-from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.protobuf.schema import DECLARED, ProtobufSchema, members
 from game_events.errors import DataError
 
 #: Message full name -> its fields, in one schema version.

@@ -26,8 +26,7 @@ from google.protobuf.message import DecodeError, Message
 from game_events.decoding.columns import ColumnMap, ColumnRules, Field
 from game_events.decoding.frame import NO_ROWS, IndexPath, Reason, Rows
 from game_events.decoding.projection import TOO_MANY, Decoded, Projection
-from game_events.decoding.protobuf.fields import MESSAGES, Label, Node, Role, tree_of
-from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.protobuf.schema import MESSAGES, Label, Node, ProtobufSchema, Role, tree_of
 from game_events.decoding.protobuf.verification import Doubts, read
 from game_events.decoding.protobuf.wire import CellCounter, FaultFinder, ForeignFields
 from game_events.errors import DataError

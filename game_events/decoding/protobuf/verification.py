@@ -10,11 +10,14 @@ else; one of 9 bytes has a field that the native decoder dropped, a number in a 
 
 Sources: the comments of google/protobuf/timestamp.proto and duration.proto; protobuf's own JSON mapping, by which a Struct,
 Value or ListValue becomes text: whole numbers have no fraction, a Value without a kind is null; NaN and infinities, which JSON
-lacks, are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``.
+lacks, are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``; confluent/type/decimal.proto
+(unscaled value, big endian; scale), google/type/decimal.proto (a text), and google/type/money.proto (units, nanos of the same
+sign).
 """
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -27,9 +30,9 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.columns import TIMESTAMP_RANGE, UINT64, FieldId
+from game_events.decoding.columns import TIMESTAMP_RANGE, UINT64, FieldId, decimal_bytes
 from game_events.decoding.frame import Mask, Rows
-from game_events.decoding.protobuf.fields import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, amounts, packed_size
+from game_events.decoding.protobuf.schema import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, packed_size
 
 #: One size for all values, or one for each.
 Sizes = int | npt.NDArray[np.int64]
@@ -247,6 +250,68 @@ def sums(sizes: Sizes, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
     each: npt.NDArray[np.int64] = total[offsets[1:]] - total[offsets[:-1]]
     return each
+
+
+#: Bytes of an unscaled value, and characters of a text, at most: far more than 38 digits.
+_MOST = 100
+_TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,5}))?", re.ASCII)
+_NANOS_PER_UNIT = 10**9
+#: Values of the fields 1, 2, ... of a message, None if it lacks one (fields with presence) -> unscaled value of its column;
+#: None: the column cannot hold it exactly.
+Unscaled = Callable[..., int | None]
+
+
+def _scaled(number: int, exponent: int) -> int | None:
+    """``number * 10**exponent`` in units of `DECIMAL`, 1e-18: of 125 and -1 (12.5) 125 * 10**17; None: it does not fit."""
+    shift = exponent + DECIMAL.scale
+    limit = 10**DECIMAL.precision
+    if not number:
+        return 0
+    if shift < -4 * _MOST or shift > DECIMAL.precision:
+        return None
+    scaled, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    return scaled if not rest and -limit < scaled < limit else None
+
+
+def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -> int | None:
+    raw = value or b""
+    return _scaled(int.from_bytes(raw, "big", signed=True), -(scale or 0)) if len(raw) <= _MOST else None
+
+
+def _google(value: str | None) -> int | None:
+    text = value or ""
+    number = _TEXT.fullmatch(text) if len(text) <= _MOST else None
+    if number is None:
+        return None
+    sign, whole, fraction, exponent = number.groups("")
+    if not whole and not fraction:
+        return None
+    return _scaled(int(sign + whole + fraction), int(exponent or 0) - len(fraction))
+
+
+def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
+    units, nanos = units or 0, nanos or 0
+    return units * _NANOS_PER_UNIT + nanos if abs(nanos) < _NANOS_PER_UNIT and units * nanos >= 0 else None
+
+
+#: Full name of a message -> its reading.
+_READ: Mapping[str, Unscaled] = {
+    "confluent.type.Decimal": _confluent,
+    "google.type.Decimal": _google,
+    "google.type.Money": _money,
+}
+
+
+def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask) -> tuple[pa.Array, Mask]:
+    """Decimals of messages, NULL where there is none, and a mask of those that the column cannot hold exactly.
+
+    `fields`: their fields by number, shape (n,) each; `present`: messages that are set.
+    """
+    read = _READ[name]
+    rows = zip(*(field.to_pylist() for field in fields), strict=True)
+    values = [read(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
+    bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
+    return pa.array([None if v is None else decimal_bytes(v) for v in values], pa.binary(16)).view(kind), bad
 
 
 _F = FieldDescriptor

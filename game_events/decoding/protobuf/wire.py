@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 
 from game_events.decoding.frame import Reason
 from game_events.decoding.projection import MAX_RECORD_CELLS, cells_of_element
-from game_events.decoding.protobuf.fields import MESSAGES, Label, Node, Role, is_group, members, packed_size, role_of
+from game_events.decoding.protobuf.schema import MESSAGES, Label, Node, Role, is_group, members, packed_size, role_of
 from game_events.decoding.protobuf.verification import is_in_range
 
 #: Protobuf's own limit of nested messages and groups.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.avro.encoding import (
+from game_events.decoding.avro_decoder import (
     MAX_EMPTY_ITEMS,
     Budget,
     ByType,
@@ -25,7 +25,7 @@ from game_events.decoding.avro.encoding import (
     skip_blocks,
     take,
 )
-from game_events.decoding.avro.schema import AvroType, read_avro
+from game_events.decoding.avro_schema import AvroType, read_avro
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
 from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable

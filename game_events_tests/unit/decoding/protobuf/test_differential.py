@@ -16,7 +16,7 @@ from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.decoding.projection import Shape
 from game_events.decoding.protobuf import decoder
 from game_events.decoding.protobuf.decoder import CellCounter, ProtobufDecoder
-from game_events.decoding.protobuf.fields import tree_of
+from game_events.decoding.protobuf.schema import tree_of
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import python_class
 from game_events_tests.support.decoding.protobuf_worlds import Writer, schema_text, spoilt

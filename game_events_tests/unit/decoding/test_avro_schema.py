@@ -7,8 +7,8 @@ import re
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.avro.decoder import MAX_COLUMNS
-from game_events.decoding.avro.schema import AvroSchema, compile_avro
+from game_events.decoding.avro_decoder import MAX_COLUMNS
+from game_events.decoding.avro_schema import AvroSchema, compile_avro
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, compile_schema, make_decoder
 from game_events.decoding.schema_diff import _of_avro

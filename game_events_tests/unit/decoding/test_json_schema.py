@@ -8,7 +8,7 @@ import pytest
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, compile_schema, make_decoder
-from game_events.decoding.json.schema import MAX_COLUMNS
+from game_events.decoding.json_schema import MAX_COLUMNS
 from game_events.errors import DataError
 from game_events_tests.support.decoding.format_helpers import decode_one, framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import decode, rows_by_position

@@ -18,7 +18,7 @@ import msgspec
 
 from game_events.decoding.columns import ColumnRules
 from game_events.decoding.frame import DamageError, Reason
-from game_events.decoding.json.schema import JsonSchema, JsonType
+from game_events.decoding.json_schema import JsonSchema, JsonType
 from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells_of_element
 
 #: Levels of nesting at most.
