@@ -17,7 +17,7 @@ import math
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -34,7 +34,6 @@ from game_events.errors import DataError
 #: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
 MAX_EMPTY_ITEMS = 10_000
 INT_RANGE = (-(2**31), 2**31 - 1)
-LONG_RANGE = (-(2**63), 2**63 - 1)
 _LAST_BYTE = 9
 T = TypeVar("T")
 #: Reads a value of a payload at a position; returns it, and the position after it.
@@ -98,9 +97,22 @@ def read_text(buf: bytes, pos: int) -> tuple[str, int]:
     return str(raw, "utf-8"), pos
 
 
-def enum_reader(type_: AvroType) -> Callable[[bytes, int], tuple[str, int]]:
+def number_reader(bounds: tuple[int, int], times: int = 1, per: int = 1) -> Read:
+    """A reader of ``value * times // per``, rounded down also before 1970; values outside `bounds` are rejected."""
+    low, high = bounds
+    is_scaled = times != per
+
+    def read(buf: bytes, pos: int) -> tuple[int, int]:
+        value, pos = read_long(buf, pos)
+        if not low <= value <= high:
+            raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", pos)
+        return (value * times // per if is_scaled else value), pos
+
+    return read
+
+
+def enum_reader(symbols: Sequence[str]) -> Read:
     """A reader of an enum's symbols."""
-    symbols = type_.symbols
 
     def read(buf: bytes, pos: int) -> tuple[str, int]:
         index, pos = read_index(buf, pos, len(symbols), "enum symbol")
@@ -118,16 +130,16 @@ def read_boolean(buf: bytes, pos: int) -> tuple[bool, int]:
 
 
 #: Simple type -> reader of its values.
-SIMPLE: Mapping[str, Callable[[AvroType], Callable[[bytes, int], tuple[Any, int]]]] = {
+SIMPLE: Mapping[str, Callable[[AvroType], Read]] = {
     "null": lambda _: lambda _, pos: (None, pos),
     "boolean": lambda _: read_boolean,
-    "int": lambda _: read_long,
+    "int": lambda _: number_reader(INT_RANGE),
     "long": lambda _: read_long,
     "float": lambda _: lambda buf, pos: (struct.unpack_from("<f", buf, pos)[0], pos + 4),
     "double": lambda _: lambda buf, pos: (struct.unpack_from("<d", buf, pos)[0], pos + 8),
     "bytes": lambda _: read_bytes,
     "string": lambda _: read_text,
-    "enum": enum_reader,
+    "enum": lambda type_: enum_reader(type_.symbols),
     "fixed": lambda type_: lambda buf, pos: take(buf, pos, type_.size),
 }
 
@@ -252,11 +264,9 @@ def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
 
 #: Nested records at most.
 MAX_LEVELS = 100
-Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
-ReadValue = Callable[[bytes, int], tuple[Value, int]]
 
 
-def text_reader(type_: AvroType, budget: Budget) -> Callable[[bytes, int], tuple[str, int]]:
+def text_reader(type_: AvroType, budget: Budget) -> Read:
     """A function that reads one value of a type as JSON text."""
     readers = _Readers(budget)
     read_value = readers.of(type_)
@@ -275,22 +285,30 @@ class _Readers:
     def __init__(self, budget: Budget) -> None:
         self.level = 0
         self._budget = budget
-        self.of = ByType[tuple[Value, int]](self._make).of
+        self.of = ByType[tuple[Any, int]](self._make).of
 
-    def _make(self, type_: AvroType) -> ReadValue:
-        nested = {"record": self._record, "union": self._union, "array": self._items, "map": self._items}
-        return nested.get(type_.kind, _simple)(type_)
+    def _make(self, type_: AvroType) -> Read:
+        match type_.kind:
+            case "record":
+                return self._record(type_)
+            case "union":
+                return self._union(type_)
+            case "array" | "map" as kind:
+                (item,) = type_.items
+                make = map_reader if kind == "map" else array_reader
+                return make(self.of(item), min_bytes(item), self._budget, _cells(item))
+        return _simple(type_)
 
-    def _record(self, type_: AvroType) -> ReadValue:
+    def _record(self, type_: AvroType) -> Read:
         members = [(f.name, self.of(f.type)) for f in type_.fields]
         cells = sum(_cells(f.type, f.name) for f in type_.fields)
 
-        def read(buf: bytes, pos: int) -> tuple[Value, int]:
+        def read(buf: bytes, pos: int) -> tuple[Any, int]:
             self.level += 1
             if self.level > MAX_LEVELS:
                 raise DamageError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} records inside one another")
             self._budget.spend(cells)
-            row: dict[str, Value] = {}
+            row: dict[str, Any] = {}
             for name, member in members:
                 row[name], pos = member(buf, pos)
             self.level -= 1
@@ -298,10 +316,10 @@ class _Readers:
 
         return read
 
-    def _union(self, type_: AvroType) -> ReadValue:
+    def _union(self, type_: AvroType) -> Read:
         branches = [(b.name, self.of(b), _cells(b, b.name)) for b in type_.items]
 
-        def read(buf: bytes, pos: int) -> tuple[Value, int]:
+        def read(buf: bytes, pos: int) -> tuple[Any, int]:
             index, pos = read_index(buf, pos, len(branches), "union branch")
             name, branch, cells = branches[index]
             self._budget.spend(cells)
@@ -310,46 +328,34 @@ class _Readers:
 
         return read
 
-    def _items(self, type_: AvroType) -> ReadValue:
-        (item,) = type_.items
-        make = map_reader if type_.kind == "map" else array_reader
-        return make(self.of(item), min_bytes(item), self._budget, _cells(item))
-
 
 def _cells(type_: AvroType, name: str = "") -> int:
     """Cells of a value's text besides the payload's own: its name, an enum's symbol."""
     return 1 + (len(name) + max(map(len, type_.symbols), default=0)) // CELL_BYTES
 
 
-def _simple(type_: AvroType) -> ReadValue:
+def _simple(type_: AvroType) -> Read:
     read = SIMPLE[type_.kind](type_)
     as_json = _AS_JSON.get(type_.kind)
     if as_json is None:
         return read
 
-    def read_converted(buf: bytes, pos: int) -> tuple[Value, int]:
+    def read_converted(buf: bytes, pos: int) -> tuple[Any, int]:
         value, pos = read(buf, pos)
         return as_json(value), pos
 
     return read_converted
 
 
-def _int(value: int) -> Value:
-    if not INT_RANGE[0] <= value <= INT_RANGE[1]:
-        raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {INT_RANGE[0]}..{INT_RANGE[1]}")
-    return value
-
-
-def _number(value: float) -> Value:
+def _json_number(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 #: Simple type -> conversion of its values, if there is one.
-_AS_JSON: dict[str, Callable[[Any], Value]] = {
-    "int": _int,
-    **dict.fromkeys(("float", "double"), _number),
+_AS_JSON: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("float", "double"), _json_number),
     **dict.fromkeys(("bytes", "fixed"), lambda raw: str(raw, "latin-1")),
 }
 
@@ -363,25 +369,11 @@ MAX_DIGITS = 38
 _EPOCH = datetime(1970, 1, 1)
 
 
-def _number(bounds: tuple[int, int], times: int = 1, per: int = 1) -> Read:
-    """A reader of ``value * times // per``, rounded down also before 1970; values outside `bounds` are rejected."""
-    low, high = bounds
-    is_scaled = times != per
-
-    def read(buf: bytes, pos: int) -> tuple[int, int]:
-        value, pos = read_long(buf, pos)
-        if not low <= value <= high:
-            raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", pos)
-        return (value * times // per if is_scaled else value), pos
-
-    return read
-
-
 def _timestamp(name: str) -> tuple[pa.DataType, Read]:
     times, per = {"millis": (1_000, 1), "micros": (1, 1), "nanos": (1, 1_000)}[name.rpartition("-")[2]]
     # All nanoseconds of 64 bits are within this range.
     low, high = TIMESTAMP_RANGE
-    read_us = _number((low * per // times, high * per // times), times, per)
+    read_us = number_reader((low * per // times, high * per // times), times, per)
     if not name.startswith("local"):
         return pa.timestamp("us", tz="UTC"), read_us
 
@@ -421,17 +413,14 @@ def _duration(buf: bytes, pos: int) -> tuple[dict[str, int], int]:
 #: Type whose values are stored as they are -> type of its column; null: a column without values.
 _PLAIN = {
     "null": pa.bool_(), "boolean": pa.bool_(), "float": pa.float32(), "double": pa.float64(), "bytes": pa.binary(),
-    "enum": pa.string(), "fixed": pa.binary(),
+    "enum": pa.string(), "fixed": pa.binary(), "int": pa.int64(), "long": pa.int64(), "string": pa.string(),
 }  # fmt: skip
 
 #: Other types, or type and logical type -> its column.
 _LEAVES: dict[str, tuple[pa.DataType, Read]] = {
-    "int": (pa.int64(), _number(INT_RANGE)),
-    "long": (pa.int64(), _number(LONG_RANGE)),
-    "string": (pa.string(), read_text),
-    "int date": (pa.date32(), _number(DATE_RANGE)),
-    "int time-millis": (pa.int64(), _number((0, DAY_US // 1_000 - 1), times=1_000)),
-    "long time-micros": (pa.int64(), _number((0, DAY_US - 1))),
+    "int date": (pa.date32(), number_reader(DATE_RANGE)),
+    "int time-millis": (pa.int64(), number_reader((0, DAY_US // 1_000 - 1), times=1_000)),
+    "long time-micros": (pa.int64(), number_reader((0, DAY_US - 1))),
     "string uuid": (pa.string(), read_text),
     "fixed uuid": (pa.string(), _uuid),
     "fixed duration": (DURATION, _duration),

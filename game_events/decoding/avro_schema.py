@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,20 +86,18 @@ _FITS = {
 
 def logical_type(node: Node) -> Logical | None:
     """The logical type of an annotated type; ValueError for more than `MAX_PRECISION` digits."""
-    name = str(node.get("logicalType"))
     kind = node["type"]
-    if name == "decimal" and kind in ("bytes", "fixed"):
-        return _decimal(node.get("precision"), node.get("scale", 0))
-    fits = (f"fixed{node['size']}" if kind == "fixed" else kind) in _FITS.get(name, ())
-    return Logical(name) if fits else None
-
-
-def _decimal(precision: object, scale: object) -> Logical | None:
-    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or not precision:
-        return None
-    if precision > MAX_PRECISION:
-        raise ValueError(f"a decimal of more than {MAX_PRECISION:,} digits")
-    return Logical("decimal", precision, scale)
+    match node:
+        case {"logicalType": "decimal", "precision": int() as precision} if kind in ("bytes", "fixed"):
+            scale = node.get("scale", 0)
+            if not isinstance(scale, int) or not 0 <= scale <= precision or not precision:
+                return None
+            if precision > MAX_PRECISION:
+                raise ValueError(f"a decimal of more than {MAX_PRECISION:,} digits")
+            return Logical("decimal", precision, scale)
+        case {"logicalType": str() as name} if (f"fixed{node['size']}" if kind == "fixed" else kind) in _FITS.get(name, ()):
+            return Logical(name)
+    return None
 
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -114,13 +112,6 @@ class _Parser:
 
     def __init__(self) -> None:
         self._names: dict[str, AvroType] = {}
-        self._makers: Mapping[str, Callable[[Node, str, str], AvroType]] = {
-            **dict.fromkeys(PRIMITIVES, lambda node, *_: AvroType(node["type"], node["type"], logical_type(node))),
-            **dict.fromkeys(_ITEMS, self._items),
-            **dict.fromkeys(("record", "error"), self._record),
-            "enum": self._enum,
-            "fixed": self._fixed,
-        }
 
     def parse(self, node: Any, namespace: str = "", path: str = "") -> AvroType:  # noqa: ANN401 - any JSON
         """The type of a node inside a namespace."""
@@ -129,12 +120,17 @@ class _Parser:
                 return self._by_name(node, namespace, path)
             case list():
                 return self._union(node, namespace, path)
-            case {"type": str() as kind} if kind in self._makers:
-                return self._makers[kind](node, namespace, path)
+            case {"type": "array" | "map" as kind}:
+                if _ITEMS[kind] not in node:
+                    raise _error(path, f"a {kind} without {_ITEMS[kind]!r}")
+                return AvroType(kind, kind, items=[self.parse(node[_ITEMS[kind]], namespace, f"{path}.{_ITEMS[kind]}")])
+            case {"type": "record" | "error" | "enum" | "fixed"}:
+                return self._named(node, namespace, path)
+            case {"type": str() as kind} if kind in PRIMITIVES:
+                return AvroType(kind, kind, logical_type(node))
             case {"type": str() | dict() | list() as inner}:
                 return self.parse(inner, namespace, path)
-            case _:
-                raise _error(path, f"{json.dumps(node)[:80]} is no type")
+        raise _error(path, f"{json.dumps(node)[:80]} is no type")
 
     def _by_name(self, name: str, namespace: str, path: str) -> AvroType:
         if name in PRIMITIVES:
@@ -151,44 +147,8 @@ class _Parser:
             raise _error(path, "a union needs branches, of which no two are alike and none is a union")
         return AvroType("union", "union", items=branches)
 
-    def _items(self, node: Node, namespace: str, path: str) -> AvroType:
-        kind = node["type"]
-        key = _ITEMS[kind]
-        if key not in node:
-            raise _error(path, f"a {kind} without {key!r}")
-        return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
-
-    def _enum(self, node: Node, namespace: str, path: str) -> AvroType:
-        made = self._named("enum", node, namespace, path)
-        otherwise = f"{made.name}: an enum without a list of symbols"
-        made.symbols = tuple(_listed(node, "symbols", lambda s: isinstance(s, str), otherwise))
-        return made
-
-    def _fixed(self, node: Node, namespace: str, path: str) -> AvroType:
-        made = self._named("fixed", node, namespace, path)
-        made.size = node.get("size", -1)
-        if not isinstance(made.size, int) or made.size < 0:
-            raise ValueError(f"{made.name}: a fixed without a size")
-        made.logical = logical_type(node)
-        return made
-
-    def _record(self, node: Node, namespace: str, path: str) -> AvroType:
-        made = self._named("record", node, namespace, path)
-        inside = made.name.rpartition(".")[0]
-        fields = _listed(node, "fields", _has_name, f"{made.name}: a record without a list of named fields")
-        known = Counter(f["name"] for f in fields)
-        if len(known) != len(fields):
-            raise ValueError(f"{made.name}: two fields have one name")
-        known.update(map(_first_alias, fields))
-        for item in fields:
-            # A renamed field stays the column it was, unless the alias is a field of its own or two fields claim it.
-            alias = _first_alias(item)
-            identity = alias if known[alias] == 1 else item["name"]
-            inner = self.parse(item.get("type"), inside, f"{made.name}.{item['name']}")
-            made.fields.append(AvroField(item["name"], identity, inner, _text(item, "doc")))
-        return made
-
-    def _named(self, kind: str, node: Node, namespace: str, path: str) -> AvroType:
+    def _named(self, node: Node, namespace: str, path: str) -> AvroType:
+        kind = "record" if node["type"] == "error" else node["type"]
         name = _text(node, "name")
         if not name:
             raise _error(path, f"{kind} without a name")
@@ -196,7 +156,32 @@ class _Parser:
         if full in self._names or full in PRIMITIVES:
             raise ValueError(f"{full}: the name is defined twice")
         made = self._names[full] = AvroType(kind, full, doc=_text(node, "doc"))
+        if kind == "record":
+            self._add_fields(made, node)
+        elif kind == "enum":
+            made.symbols = tuple(_listed(node, "symbols", str, f"{full}: an enum without a list of symbols"))
+        else:
+            made.size = node.get("size", -1)
+            if not isinstance(made.size, int) or made.size < 0:
+                raise ValueError(f"{full}: a fixed without a size")
+            made.logical = logical_type(node)
         return made
+
+    def _add_fields(self, made: AvroType, node: Node) -> None:
+        otherwise = f"{made.name}: a record without a list of named fields"
+        fields = _listed(node, "fields", dict, otherwise)
+        names = _listed({"names": [item.get("name") for item in fields]}, "names", str, otherwise)
+        known = Counter(names)
+        if len(known) != len(fields):
+            raise ValueError(f"{made.name}: two fields have one name")
+        known.update(map(_first_alias, fields))
+        inside = made.name.rpartition(".")[0]
+        for item, name in zip(fields, names, strict=True):
+            # A renamed field stays the column it was, unless the alias is a field of its own or two fields claim it.
+            alias = _first_alias(item)
+            identity = alias if known[alias] == 1 else name
+            inner = self.parse(item.get("type"), inside, f"{made.name}.{name}")
+            made.fields.append(AvroField(name, identity, inner, _text(item, "doc")))
 
 
 @dataclass(frozen=True)
@@ -269,16 +254,12 @@ def _error(path: str, what: str) -> ValueError:
     return ValueError(f"{path or 'schema'}: {what}")
 
 
-def _listed(node: Node, key: str, is_good: Callable[[Any], bool], otherwise: str) -> list[Any]:
-    """A list of good items; raises ValueError for anything else."""
+def _listed(node: Node, key: str, kind: type, otherwise: str) -> list[Any]:
+    """A list of items of a type; raises ValueError for anything else."""
     items = node.get(key)
-    if not isinstance(items, list) or not all(map(is_good, items)):
+    if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
         raise ValueError(otherwise)
     return items
-
-
-def _has_name(node: object) -> bool:
-    return isinstance(node, dict) and isinstance(node.get("name"), str)
 
 
 def _full_name(name: str, namespace: str) -> str:
