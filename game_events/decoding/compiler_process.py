@@ -40,12 +40,6 @@ NO_MEMORY = 3
 #: Errors for lack of resources. A file that is too large (EFBIG) is the schema's fault.
 NO_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
-_COMPILERS: Mapping[str, Callable[[RegistrySchema], CompiledSchema]] = {
-    "AVRO": compile_avro,
-    "JSON": compile_json,
-    COLUMNS: lambda schema: ColumnsSchema(schema.schema_id, schema.text),
-}
-
 
 def serve(memory: int, idle_s: float) -> None:
     """Answer requests until stdin ends, or none has arrived for `idle_s` seconds.
@@ -94,12 +88,18 @@ def _limit(memory: int) -> None:
 
 
 def _compile(schema: RegistrySchema, folder: Path) -> CompiledSchema:
-    if schema.format == "PROTOBUF":
-        compiled: CompiledSchema = compile_files(schema, folder)
-    elif schema.format in _COMPILERS:
-        compiled = _COMPILERS[schema.format](schema)
-    else:
-        raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
+    compiled: CompiledSchema
+    match schema.format:
+        case "PROTOBUF":
+            compiled = compile_files(schema, folder)
+        case "AVRO":
+            compiled = compile_avro(schema)
+        case "JSON":
+            compiled = compile_json(schema)
+        case _ if schema.format == COLUMNS:
+            compiled = ColumnsSchema(schema.schema_id, schema.text)
+        case _:
+            raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
     for enum, values in compiled.enums().items():
         if any(len(name.encode()) > MAX_SHORT_TEXT for name in values.values()):
             raise DataError(f"a value of the enum {enum} has a name of more than {MAX_SHORT_TEXT} bytes")
