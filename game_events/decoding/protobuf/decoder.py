@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import ptars
@@ -51,8 +52,6 @@ _WIDER = {
 }
 
 
-#: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
-MAX_FAILURES = 48
 #: Rows by their positions, and the same rows decoded.
 Part = tuple[Rows, pa.RecordBatch]
 
@@ -72,31 +71,30 @@ class NativeDecoder:
         except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
             raise _contained(error, "the native decoder does not take the type") from None
 
-    def decode(
-        self, payloads: pa.BinaryArray, rows: Rows, max_failures: int | None = MAX_FAILURES
-    ) -> tuple[list[Part], Rows, list[tuple[int, DataError]]]:
-        """Decode rows, bisecting failed parts until bad rows are isolated, or `max_failures` attempts have failed.
+    def batch(self, payloads: pa.BinaryArray, rows: Rows) -> pa.RecordBatch:
+        """Decode rows; DataError if one is refused."""
+        taken = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows))
+        try:
+            return self._handler.array_to_record_batch(taken)
+        except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
+            raise _contained(error, "not a message of its schema") from None
 
-        Returns decoded parts, the remaining positions, and each bad position with its error.
-        """
+    def parts(self, payloads: pa.BinaryArray) -> tuple[list[Part], list[tuple[int, DataError]]]:
+        """Decode all rows, bisecting until the refused ones are isolated, each with its error."""
         done: list[Part] = []
-        bad: list[tuple[int, DataError]] = []
-        stack = [rows] if len(rows) else []
-        failures = 0
-        while stack and (max_failures is None or failures < max_failures):
+        refused: list[tuple[int, DataError]] = []
+        stack = [np.arange(len(payloads), dtype=np.int64)] if len(payloads) else []
+        while stack:
             part = stack.pop()
-            taken = payloads if len(part) == len(payloads) else payloads.take(pa.array(part))
             try:
-                done.append((part, self._handler.array_to_record_batch(taken)))
-            except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
-                failure = _contained(error, "not a message of its schema")
-                failures += 1
-                if len(part) > 1:
-                    half = len(part) // 2
+                done.append((part, self.batch(payloads, part)))
+            except DataError as error:
+                half = len(part) // 2
+                if half:
                     stack += [part[half:], part[:half]]
                 else:
-                    bad.append((int(part[0]), failure))
-        return done, np.concatenate([*stack, np.empty(0, dtype=np.int64)]), bad
+                    refused.append((int(part[0]), error))
+        return done, refused
 
 
 def _contained(error: BaseException, what: str) -> DataError:
@@ -192,17 +190,10 @@ class ProtobufDecoder:
         if self._foreign is None:
             long = again[lengths[again] >= GUARDED_BYTES]
             rows = self._readable(payloads, again, bad, among=long) if len(long) else again
-            decoded, left, failed = self._native.decode(payloads, rows)
-            if len(left):
-                # Many are bad: Python's protobuf finds them in one pass.
-                more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))
-                decoded += more
-                failed += others
-            again = np.concatenate([left, np.asarray([pos for pos, _ in failed], dtype=np.int64)])
-            for part, batch in decoded:
-                sure, doubted = self._verified(payloads, part, batch, lengths, bad)
+            again, batch = self._decoded(payloads, rows, bad)
+            if batch is not None:
+                sure, again = self._verified(payloads, again, batch, lengths, bad)
                 parts.append(sure)
-                again = np.concatenate([again, doubted])
         if len(again):
             parts += self._reencoded(payloads, again, bad)
         result = self._projection.decoded(parts, columns, bad)
@@ -220,12 +211,22 @@ class ProtobufDecoder:
         bad[Reason.TOO_MANY_VALUES, f"{self.message}: {TOO_MANY}"] = over
         return np.delete(rows, over)
 
+    def _decoded(self, payloads: pa.BinaryArray, rows: Rows, bad: Bad) -> tuple[Rows, pa.RecordBatch | None]:
+        """Rows, without bad ones if there are any, decoded natively; None: that refuses one that Python's protobuf reads."""
+        for is_checked in (False, True):
+            if is_checked:
+                rows = self._readable(payloads, rows, bad)
+            if not len(rows):
+                break
+            with suppress(DataError):
+                return rows, self._native.batch(payloads, rows)
+        return rows, None
+
     def _verified(
         self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: Bad
     ) -> tuple[Part, Rows]:
         """The verified rows of a natively decoded part, and the doubtful ones."""
-        reading = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part], self._nullable)
-        doubts = reading.doubts
+        stored, doubts = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part], self._nullable)
         doubted = _distinct([*doubts.wrong, *doubts.ambiguous, *doubts.unfit])
         dropped = doubted
         if doubts.unread:
@@ -233,7 +234,7 @@ class ProtobufDecoder:
             read_by_python = self._readable(payloads, part[unread], bad)
             dropped = np.concatenate([doubted, unread[~np.isin(part[unread], read_by_python)]])
         self._note_nulled(doubts, dropped)
-        return _without((part, reading.batch), dropped), part[doubted]
+        return _without((part, stored), dropped), part[doubted]
 
     def _note_nulled(self, doubts: Doubts, dropped: Rows) -> None:
         """Count the values that became NULL in rows that are kept."""
@@ -263,24 +264,24 @@ class ProtobufDecoder:
         written = pa.array(texts, pa.binary())
         origin = np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
-        decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
-        for pos, failure in failed:
+        decoded, refused = self._native.parts(written)
+        for pos, failure in refused:
             self._reject(bad, kept[pos], payloads[kept[pos]].as_py(), str(failure))
         parts = []
         for part, batch in decoded:
-            reading = read(self._nodes, batch, lengths[part], self._nullable)
+            stored, doubts = read(self._nodes, batch, lengths[part], self._nullable)
             places = origin[part]
             # Only values may be wrong now.
-            unfit = _distinct(reading.doubts.unfit)
+            unfit = _distinct(doubts.unfit)
             for pos in places[unfit].tolist():
                 # Without a fault: a time that is out of range only after merging two.
                 self._reject(bad, pos, payloads[pos].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE)
-            wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
+            wrong = np.setdiff1d(_distinct(doubts.wrong), unfit, assume_unique=True)
             for pos in places[wrong].tolist():
                 self._reject(bad, pos, payloads[pos].as_py(), "the native decoder and Python's protobuf disagree")
             dropped = np.concatenate([unfit, wrong])
-            self._note_nulled(reading.doubts, dropped)
-            parts.append(_without((places, reading.batch), dropped))
+            self._note_nulled(doubts, dropped)
+            parts.append(_without((places, stored), dropped))
         return parts
 
     def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: Bad, among: Rows | None = None) -> Rows:

@@ -348,17 +348,12 @@ class Doubts:
     nulled: dict[str, list[Rows]] = field(default_factory=dict)
 
 
-@dataclass
-class Reading:
-    """A converted batch, with one column per field of the tree, and its doubtful rows."""
+def read(
+    nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: Mapping[FieldId, str] | None = None
+) -> tuple[pa.RecordBatch, Doubts]:
+    """Convert a natively decoded batch to one column per field, and its doubtful rows.
 
-    batch: pa.RecordBatch
-    doubts: Doubts
-
-
-def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: Mapping[FieldId, str] | None = None) -> Reading:
-    """Convert a natively decoded batch; `nodes`: tree of the message type, `lengths`: bytes of each payload, shape (n,).
-
+    `nodes`: tree of the message type; `lengths`: bytes of each payload, shape (n,);
     `nullable`: fields at the top -> columns in which values outside their range become NULL.
     """
     reader = _Reader()
@@ -368,7 +363,7 @@ def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: 
     if different.any():
         reader.doubts.wrong.append(np.flatnonzero(different))
     names = [str(index) for index in range(len(arrays))]
-    return Reading(pa.RecordBatch.from_arrays(arrays, names=names), reader.doubts)
+    return pa.RecordBatch.from_arrays(arrays, names=names), reader.doubts
 
 
 class _Reader:
