@@ -521,8 +521,6 @@ class _Column(NamedTuple):
 
 
 class _Builder:
-    """Builds the columns of one schema."""
-
     def __init__(self, nullable: Mapping[FieldId, str], nulled: list[str]) -> None:
         """`nullable`: fields at the top whose bad values become NULL -> columns, which are noted in `nulled`."""
         self.budget = Budget()

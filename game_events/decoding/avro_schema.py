@@ -255,7 +255,6 @@ def _error(path: str, what: str) -> ValueError:
 
 
 def _listed(node: Node, key: str, kind: type, otherwise: str) -> list[Any]:
-    """A list of items of a type; raises ValueError for anything else."""
     items = node.get(key)
     if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
         raise ValueError(otherwise)

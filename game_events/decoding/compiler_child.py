@@ -162,7 +162,6 @@ class CompilerChild:
         process.kill()
 
     def _end(self) -> int:
-        """Wait for its end; returns the exit code."""
         process = self._process
         self._process = None
         if process is None:

@@ -174,7 +174,6 @@ class BatchDecoder:
         return None
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
-        """Add rows without a readable frame."""
         refusal = bad.reason, bad.detail or bad.reason.explanation
         if bad.schema_id is not None:
             whole = (bad.schema_id, ())
@@ -207,7 +206,6 @@ class BatchDecoder:
         return result
 
     def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
-        """Report rows of an unknown id."""
         if self._plan.rest is None:
             result.unknown.add(key)
         else:

@@ -271,7 +271,6 @@ def _identities(headers: pa.ListArray, among: Mask) -> tuple[Rows, pa.BinaryArra
 def _split_headers(
     rows: Rows, identities: pa.BinaryArray, indexless: Set[SchemaId]
 ) -> tuple[list[FrameGroup], list[BadFrames]]:
-    """Group rows by the frames in their schema headers."""
     if not len(rows):
         return [], []
     frames = _Frames(identities)
@@ -333,7 +332,6 @@ class _Frames:
         return rows[~is_bad]
 
     def _split_indexes(self, schema_id: SchemaId, rows: Rows, prefix: int) -> None:
-        """Group the rows of one schema by message indexes."""
         rows = self._take_out(rows, self.lengths[rows] == prefix, Reason.TOO_SHORT, schema_id)
         first = self._raw[self._starts[rows] + prefix].astype(np.int64)
         plain = first == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -167,7 +167,6 @@ class SchemaText:
 
 
 def _is_address(identity: object) -> TypeGuard[str]:
-    """Whether an ``$id`` is an address, not an anchor."""
     return isinstance(identity, str) and not identity.startswith("#")
 
 
@@ -304,15 +303,6 @@ class _Types:
     def __init__(self, schema: SchemaText) -> None:
         self._schema = schema
         self._count = 0
-        self._makers: dict[Types | None, Callable[[Parts, list[Parts], Above], JsonType]] = {
-            None: self._one_of,
-            frozenset({"object"}): self._object,
-            frozenset({"array"}): self._array,
-            frozenset({"string"}): lambda parts, *_: JsonType(string_kind(parts)),
-            frozenset({"boolean"}): lambda *_: JsonType("boolean"),
-            frozenset({"integer"}): lambda *_: JsonType("integer"),
-            frozenset({"integer", "number"}): lambda *_: JsonType("number"),
-        }
 
     def of(self, places: Iterable[SchemaNode], above: Above) -> JsonType:
         """The type of a value described by all of these schemas, inside the values `above`."""
@@ -327,8 +317,22 @@ class _Types:
         if key and key in above:
             return TEXT
         choices = self._choices(parts)
-        make = self._makers.get(allowed_types(parts))
-        return TEXT if make is None else make(parts, choices, (*above, key))
+        made = TEXT
+        types = allowed_types(parts)
+        match None if types is None else sorted(types):
+            case None:
+                made = self._one_of(choices, (*above, key))
+            case ["object"]:
+                made = self._object(parts, choices, (*above, key))
+            case ["array"]:
+                made = self._array(parts, (*above, key))
+            case ["string"]:
+                made = JsonType(string_kind(parts))
+            case ["boolean" | "integer" as kind]:
+                made = JsonType(kind)
+            case ["integer", "number"]:
+                made = JsonType("number")
+        return made
 
     def _expand(self, places: Iterable[SchemaNode]) -> Parts | None:
         """The schemas with those of ``$ref`` and allOf, each once; None: no value is valid."""
@@ -344,7 +348,7 @@ class _Types:
         options = [self._expand([place]) for place in inner]
         return [option for option in options if option is not None and allowed_types(option) != frozenset()]
 
-    def _one_of(self, _parts: Parts, choices: list[Parts], above: Above) -> JsonType:
+    def _one_of(self, choices: list[Parts], above: Above) -> JsonType:
         """The common type of all alternatives; objects become one struct with the members of all."""
         types = [self.of(option, above) for option in choices] or [TEXT]
         if len(set(types)) == 1:
@@ -363,7 +367,7 @@ class _Types:
             return TEXT
         return JsonType("map", item=self.of(members, above))
 
-    def _array(self, parts: Parts, _choices: list[Parts], above: Above) -> JsonType:
+    def _array(self, parts: Parts, above: Above) -> JsonType:
         items = [p.inner(p.node["items"]) for p in parts if "items" in p.node]
         if has_keyword(parts, "prefixItems") or {type(p.node) for p in items} != {dict}:
             return TEXT

@@ -114,7 +114,6 @@ class Shape:
 
 
 def _in_elements(lists: pa.Array, inner: Shape) -> Rows:
-    """Cells of the elements of each list."""
     if not len(lists):
         return NO_ROWS  # the JVM sends no lists without any offset: to read it would end the process
     offsets = lists.offsets.to_numpy().astype(np.int64)
@@ -330,7 +329,6 @@ class Projection:
         return Decoded(pa.Table.from_batches(projected, self._schema), np.concatenate(good), rejected)
 
     def _use(self, columns: ColumnMap) -> None:
-        """From now on project to the columns of this map."""
         names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
         self._columns = columns
         self._schema = pa.schema([pa.field(name, columns.columns[name]) for name in names])
@@ -401,7 +399,6 @@ class RowDecoder(ABC):
         """A payload's row as pyarrow takes it, decimals as their bytes; raises `DAMAGE` for a bad one."""
 
     def _batch(self, values: list[object]) -> pa.RecordBatch:
-        """Rows with one column per field."""
         if not self.fields:
             return pa.RecordBatch.from_arrays([], names=[])
         array = pa.array(values, self._raw_type)

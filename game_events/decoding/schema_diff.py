@@ -248,7 +248,6 @@ def _of_protobuf(schema: ProtobufSchema) -> Iterator[tuple[str, str]]:
 
 
 def _shown(item: FieldDescriptor) -> str:
-    """A field as declared, without options that change nothing."""
     named = item.message_type or item.enum_type
     kind = named.full_name if named is not None else DECLARED[item.type]
     label = "repeated " if item.is_repeated else "optional " if item.has_presence else ""

@@ -237,7 +237,6 @@ class ProtobufDecoder:
         return _without((part, stored), dropped), part[doubted]
 
     def _note_nulled(self, doubts: Doubts, dropped: Rows) -> None:
-        """Count the values that became NULL in rows that are kept."""
         for column, rows in doubts.nulled.items():
             self._nulled[column] += int((~np.isin(np.concatenate(rows), dropped)).sum())
 
@@ -310,7 +309,6 @@ def _distinct(rows: list[Rows]) -> Rows:
 
 
 def _without(part: Part, dropped: Rows) -> Part:
-    """A part without some of its rows, given by index."""
     if not len(dropped):
         return part
     keep = np.ones(len(part[0]), dtype=bool)

@@ -188,7 +188,6 @@ class _Files:
         return compiled
 
     def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
-        """Files by name with their imports, dependencies first."""
         wanted = set()
         left = list(names)
         while left:
@@ -244,7 +243,6 @@ def _is_map_entry(message: DescriptorProto, outer: DescriptorProto, type_name: s
 
 
 def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
-    """Run protoc; returns its error, or None."""
     os.lseek(STDERR, 0, os.SEEK_SET)
     os.ftruncate(STDERR, 0)
     if protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", *names]) == 0:
@@ -294,7 +292,6 @@ def _google_files() -> Mapping[str, Path]:
 
 @cache
 def _of_google(name: str) -> Sequence[FileDescriptorProto]:
-    """Compile one of `_google_files`."""
     folders = dict.fromkeys(_google_files().values())
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "compiled.bin"
@@ -402,7 +399,6 @@ class _Cutter:
         return end
 
     def _is_message(self, pos: int) -> bool:
-        """Whether a brace opens a message type."""
         begun = self._words[pos - 3] if pos > 2 else ";"
         return pos > 1 and self._words[pos - 2] == "message" and begun in {"{", "}", ";", "export", "local"}
 
@@ -440,7 +436,6 @@ class _Cutter:
         raise DataError(f"brackets do not match behind {self._words[pos]!r}")
 
     def _replace(self, begin: int, end: int, new: str) -> None:
-        """Replace the words from `begin` to before `end`."""
         start = self._spans[begin][0] if begin < len(self._spans) else len(self._text)
         stop = self._spans[end - 1][1] if end > begin else start
         self._parts += [self._text[self._copied : start], new]

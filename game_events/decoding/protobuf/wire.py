@@ -172,7 +172,6 @@ class _Walk:
         return pos
 
     def _tag(self, begin: int, end: int) -> tuple[int, int, int]:
-        """Field number and wire type, and the position after them."""
         tag, pos = read_varint(self._payload, begin, end)
         if not tag >> 3:
             raise FaultError(Reason.MALFORMED, "field number 0", begin)
@@ -181,7 +180,6 @@ class _Walk:
         return tag >> 3, tag & 7, pos
 
     def _number(self, wire: int, begin: int, pos: int, end: int) -> int:
-        """A varint or a value of fixed size; returns the position after it."""
         if wire == 0:
             return read_varint(self._payload, pos, end)[1]
         if wire in FIXED_WIRES:
@@ -192,7 +190,6 @@ class _Walk:
         raise FaultError(Reason.MALFORMED, what, begin)
 
     def _delimited(self, begin: int, pos: int, end: int, known: _Known | None) -> int:
-        """A delimited value."""
         length, pos = read_varint(self._payload, pos, end)
         if length >= _MAX_LENGTH:
             raise FaultError(Reason.MALFORMED, "the length is impossible", begin)
@@ -218,7 +215,6 @@ class _Walk:
 
 
 def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
-    """Check a delimited value that is no message."""
     if known.is_text:
         try:
             payload[begin:end].decode()
