@@ -129,49 +129,56 @@ class BatchDecoder:
             self._add_bad(bad, result)
         known = self._known(groups, result)
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
-            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
-            result.nulled.update(decoded.nulled)
-            if len(decoded.good):
-                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
-            result.rejected += [Rejected(why, detail, group.rows[rows], group.schema_id) for why, detail, rows in decoded.bad]
+            self._decode(group, payloads, result)
         result.rejected = _merged(result.rejected)
         result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
         return result
+
+    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
+        """Decode rows of columns, all of one schema (see `projection`); otherwise as `decode`."""
+        result = DecodedBatch()
+        if not self._knows(schema_id):
+            result.unknown.add((schema_id, ()))
+            return result
+        for group in self._known([frames.FrameGroup(schema_id, (), 0, np.arange(len(rows), dtype=np.int64))], result):
+            self._decode(group, rows, result)
+        return result
+
+    def _decode(self, group: frames.FrameGroup, payloads: pa.Array, result: DecodedBatch) -> None:
+        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+        result.nulled.update(decoded.nulled)
+        if len(decoded.good):
+            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+        result.rejected += [Rejected(why, detail, group.rows[rows], group.schema_id) for why, detail, rows in decoded.bad]
 
     def _known(self, groups: Iterable[frames.FrameGroup], result: DecodedBatch) -> list[frames.FrameGroup]:
         """The groups of types that are decoded; the others are added to the result."""
         known: list[frames.FrameGroup] = []
         paths: Counter[SchemaId] = Counter()
-        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
         for group in groups:
-            key = (group.schema_id, group.path)
+            schema_id = group.schema_id
+            key, whole = (schema_id, group.path), (schema_id, ())
+            unselected = next((part for part in (key, whole) if part in self._plan.undecoded), None)
+            refusal = self._plan.rejected.get(key) or self._plan.rejected.get(whole)
             # First, as types that are not selected need not be decodable.
-            unselected = self._unselected(key)
-            refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
             if unselected is not None:
                 result.undecoded.append((group.rows, unselected))
             elif refusal is not None:
-                result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
+                result.rejected.append(Rejected(*refusal, group.rows, schema_id))
             elif key in self._plan.types:
                 result.types.add(key)
                 known.append(group)
-            elif not self._knows(group.schema_id):
-                paths[group.schema_id] += 1
-                self._report((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key, group.rows, result)
-            elif self._plan.schemas[group.schema_id].has(group.path):
+            elif not self._knows(schema_id):
+                paths[schema_id] += 1
+                self._report(key if paths[schema_id] <= MAX_UNKNOWN_PATHS else whole, group.rows, result)
+            elif self._plan.schemas[schema_id].has(group.path):
                 result.unknown.add(key)
             else:
-                nowhere.setdefault(group.schema_id, []).append(group)
-        for schema_id, lost in nowhere.items():
-            result.rejected += _without_message(schema_id, lost)
+                paths[schema_id] += 1
+                where = f"index path {list(group.path)}" if paths[schema_id] <= MAX_UNKNOWN_PATHS else "the record's index path"
+                detail = f"schema id {schema_id} has no message at {where}"
+                result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id))
         return known
-
-    def _unselected(self, key: TypeKey) -> TypeKey | None:
-        """What of the plan says that a type is not selected: the type, or its whole schema; None: it is selected."""
-        for candidate in (key, (key[0], ())):
-            if candidate in self._plan.undecoded:
-                return candidate
-        return None
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         refusal = bad.reason, bad.detail or bad.reason.explanation
@@ -187,23 +194,6 @@ class BatchDecoder:
             # A rejected schema may have no indexes: its own reason takes precedence.
             refusal = self._plan.rejected.get(whole, refusal)
         result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id))
-
-    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
-        """Decode rows of columns, all of one schema (see `projection`); otherwise as `decode`."""
-        result = DecodedBatch()
-        key = (schema_id, ())
-        every = np.arange(len(rows), dtype=np.int64)
-        refusal = self._plan.rejected.get(key)
-        if refusal is not None:
-            result.rejected.append(Rejected(*refusal, every, schema_id))
-        elif key in self._plan.types:
-            result.types.add(key)
-            decoded = self._decoder(key).decode(rows, self._plan.columns)
-            result.good.append((decoded.good, schema_id, decoded.table))
-            result.rejected += [Rejected(why, detail, bad, schema_id) for why, detail, bad in decoded.bad]
-        else:
-            result.unknown.add(key)
-        return result
 
     def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
         if self._plan.rest is None:
@@ -230,18 +220,6 @@ def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
     """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
     kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
     return {key for key in keys if key[0] in kept}
-
-
-def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
-    """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
-    named = groups[:MAX_UNKNOWN_PATHS]
-    others = groups[MAX_UNKNOWN_PATHS:]
-    for group in named:
-        detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
-        yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)
-    if others:
-        detail = f"schema id {schema_id} has no message at the record's index path"
-        yield Rejected(Reason.BAD_INDEX, detail, np.concatenate([group.rows for group in others]), schema_id)
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
