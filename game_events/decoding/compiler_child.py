@@ -104,31 +104,28 @@ class CompilerChild:
         if self._process is not None and self._process.poll() is None:
             return not self._used
         self._end()
+        limits = {"memory": self.limits.memory, "idle_s": self.limits.idle_s}
+        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], **limits}
         try:
-            self._start()
+            with tempfile.TemporaryFile() as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _START, json.dumps(arguments)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    # Arrow's own allocator would reserve more than `CompilerLimits.memory`.
+                    env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
+                    cwd="/",
+                    start_new_session=True,
+                )
+                self._used = False
+                if self._exchange(b"") is None:
+                    self._end()
+                    errors.seek(0)
+                    raise OSError(errors.read().decode(errors="replace"))
         except OSError as error:
             raise TransientError(f"the compiler of schemas cannot be started: {error}") from error
         return True
-
-    def _start(self) -> None:
-        limits = {"memory": self.limits.memory, "idle_s": self.limits.idle_s}
-        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], **limits}
-        with tempfile.TemporaryFile() as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                # Arrow's own allocator would reserve more than `CompilerLimits.memory`.
-                env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
-                cwd="/",
-                start_new_session=True,
-            )
-            self._used = False
-            if self._exchange(b"") is None:
-                self._end()
-                errors.seek(0)
-                raise TransientError(f"the compiler of schemas cannot be started: {errors.read().decode(errors='replace')}")
 
     def _exchange(self, line: bytes) -> dict[str, Any] | None:
         """Send a request (none if empty) and read the answer; None: the child has ended."""
@@ -136,7 +133,12 @@ class CompilerChild:
         if process is None or process.stdin is None or process.stdout is None:
             return None
         self._late = False
-        watch = threading.Timer(self.limits.wait_s, self._give_up, [process])
+
+        def give_up() -> None:
+            self._late = True
+            process.kill()
+
+        watch = threading.Timer(self.limits.wait_s, give_up)
         watch.daemon = True
         watch.start()
         try:
@@ -156,10 +158,6 @@ class CompilerChild:
         self._used = bool(line)
         read: dict[str, Any] = json.loads(answer)
         return read
-
-    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        self._late = True
-        process.kill()
 
     def _end(self) -> int:
         process = self._process

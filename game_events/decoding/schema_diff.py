@@ -122,24 +122,18 @@ def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) 
     changes = []
     for enum in sorted(set(old) & set(new)):
         for known_by in {**old[enum], **new[enum]}:
+            was, now = old[enum].get(known_by), new[enum].get(known_by)
             number = f" = {known_by}" if isinstance(known_by, int) else ""
-            change = _value_change(enum, number, old[enum].get(known_by), new[enum].get(known_by))
-            if change is not None:
-                changes.append(change)
+            before, after = f"{was}{number}", f"{now}{number}"
+            if was is None:
+                effect = f"rows of this version may hold {now}"
+                changes.append(Change(Kind.VALUE_ADDED, enum, now or "", None, after, effect))
+            elif now is None:
+                changes.append(Change(Kind.VALUE_REMOVED, enum, was, before, None, f"older rows keep {was}"))
+            elif was != now:
+                effect = f"rows of this version hold {now}, older rows keep {was}"
+                changes.append(Change(Kind.VALUE_RENAMED, enum, now, before, after, effect))
     return changes
-
-
-def _value_change(enum: str, number: str, was: str | None, now: str | None) -> Change | None:
-    """The change of an enum's value, by its names; `number`: what follows them in a declaration."""
-    before = f"{was}{number}"
-    after = f"{now}{number}"
-    if was is None:
-        return Change(Kind.VALUE_ADDED, enum, now or "", None, after, f"rows of this version may hold {now}")
-    if now is None:
-        return Change(Kind.VALUE_REMOVED, enum, was, before, None, f"older rows keep {was}")
-    if was == now:
-        return None
-    return Change(Kind.VALUE_RENAMED, enum, now, before, after, f"rows of this version hold {now}, older rows keep {was}")
 
 
 def _changes(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> Iterator[Change]:
