@@ -131,7 +131,9 @@ class BatchDecoder:
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
             self._decode(group, payloads, result)
         result.rejected = _merged(result.rejected)
-        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
+        # The smallest ids are most likely to exist, as registries count upwards.
+        ids = set(sorted({schema_id for schema_id, _ in result.unknown}, key=ordered)[: self._plan.max_unknown_ids + 1])
+        result.unknown = {key for key in result.unknown if key[0] in ids}
         return result
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
@@ -214,12 +216,6 @@ class BatchDecoder:
             del self._decoders[other]
             self._plan.schemas[other[0]].forget()
         return decoder
-
-
-def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
-    """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
-    kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
-    return {key for key in keys if key[0] in kept}
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:

@@ -124,7 +124,10 @@ def _parsed_by_python(payload: bytes, parser: json.JSONDecoder) -> object:
     except ValueError:
         raise DamageError(Reason.OUT_OF_RANGE, "a number of thousands of digits") from None
     _check_depth(document)
-    _check_surrogates(document)
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
     return document
 
 
@@ -134,13 +137,6 @@ def _check_depth(document: object) -> None:
         level = [inner for value in level if type(value) in _CONTAINERS for inner in _CONTAINERS[type(value)](value)]
     if any(type(value) in _CONTAINERS for value in level):
         raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
-
-
-def _check_surrogates(document: object) -> None:
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
 
 
 def json_text(value: object) -> str:

@@ -78,7 +78,7 @@ def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> tuple[str,
         files = _Files(references, folder, options, essential=essential)
         try:
             files.add(main, schema.text)
-            return main, files.all(), files.reduced(main)
+            return main, [*files.done.values()], files.reduced(main)
         except DataError as error:
             first = first or DataError(f"schema id {schema.schema_id} does not compile: {error}")
         # A second attempt takes as long as the first one: beyond the limit of work its reason would be lost.
@@ -92,7 +92,7 @@ def _names(stem: str) -> Iterable[str]:
 
 
 class _Files:
-    """Files by name, dependencies before dependents.
+    """Files by name (`done`), dependencies before dependents.
 
     `essential`: of each only what decoding needs, without the imports that there are not.
     """
@@ -103,7 +103,7 @@ class _Files:
         self._options = options
         self._essential = essential
         self._begun: set[str] = set()
-        self._done: dict[str, FileDescriptorProto] = {}
+        self.done: dict[str, FileDescriptorProto] = {}
         self._lacks_imports = False
 
     def add(self, name: str, text: str) -> None:
@@ -127,7 +127,7 @@ class _Files:
                 raise DataError(f"{name} imports {next(iter(missing))!r}, which the registry does not hold")
             without_imports(described, missing)
         described.name = name
-        self._done[name] = described
+        self.done[name] = described
 
     def _import_all(self, names: Iterable[str], by: str) -> dict[str, None]:
         """Add the imports of a file; returns those that there are not, in order."""
@@ -138,7 +138,7 @@ class _Files:
             except DataError:
                 if not self._essential:
                     raise
-            if name not in self._done:
+            if name not in self.done:
                 missing[name] = None
         self._lacks_imports |= bool(missing)
         return missing
@@ -152,11 +152,12 @@ class _Files:
 
     def _homes(self, text: str, named: Collection[str]) -> list[str]:
         """Known files that define types of which a text has the full names, without those it imports by itself."""
-        homes = dict.fromkeys(file for kind in sorted(known_types(text)) for file in _homes(*kind))
+        types = sorted({(match[1], match[2]) for match in _KNOWN_TYPE.finditer(text)})
+        homes = dict.fromkeys(file for package, name in types for file in _homes(package, name))
         return [file for file in homes if file not in named and file not in self._begun]
 
     def _import(self, name: str, by: str) -> None:
-        if name in self._done:
+        if name in self.done:
             return
         if name in self._begun:
             raise DataError(f"{by} imports {name!r}, which imports it")
@@ -167,10 +168,10 @@ class _Files:
             if file.name in self._references:
                 self._import(file.name, by=name)
             else:
-                self._done.setdefault(file.name, file)
+                self.done.setdefault(file.name, file)
 
     def _compile(self, name: str, text: str) -> FileDescriptorProto:
-        taken = {*self._references, *self._done, *imports(text)}
+        taken = {*self._references, *self.done, *imports(text)}
         own = next(n for n in _names("f") if n not in taken)
         # Alone in its folder: imports are never files.
         alone = self._folder / "text"
@@ -192,24 +193,20 @@ class _Files:
         left = list(names)
         while left:
             name = left.pop()
-            if name in self._done and name not in wanted:
+            if name in self.done and name not in wanted:
                 wanted.add(name)
-                left += [*self._done[name].dependency, *self._done[name].option_dependency]
-        return [file for name, file in self._done.items() if name in wanted]
-
-    def all(self) -> list[FileDescriptorProto]:
-        """The files, dependencies before dependents."""
-        return [*self._done.values()]
+                left += [*self.done[name].dependency, *self.done[name].option_dependency]
+        return [file for name, file in self.done.items() if name in wanted]
 
     def reduced(self, main: str) -> bytes:
         """What decoding needs of all files, serialized; DataError for an invalid one, such as one with a missing type."""
-        files = FileDescriptorSet(file=self._done.values())
+        files = FileDescriptorSet(file=self.done.values())
         pool = DescriptorPool()
         try:
             for file in files.file:
                 reduce_file(file)
                 pool.Add(file)
-            for name in self._done:
+            for name in self.done:
                 pool.FindFileByName(name)
             if self._lacks_imports:
                 refuse_missing_extensions(pool, main)
@@ -230,16 +227,12 @@ def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
         around.append(next(m for m in messages if m.name == name))
         messages = around[-1].nested_type
     full = ".".join([file.package, *path] if file.package else path)
-    if not _is_map_entry(around[-1], around[-2], f".{full}"):
+    outer, entry = around[-2:]
+    fields = [(f.name, f.number, f.label) for f in entry.field]
+    is_used = any(f.type_name == f".{full}" and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
+    if fields != _ENTRY_FIELDS or entry.oneof_decl or entry.nested_type or not is_used:
         raise DataError(f"{full} has the option map_entry and is no entry of a map")
-    around[-1].options.map_entry = True
-
-
-def _is_map_entry(message: DescriptorProto, outer: DescriptorProto, type_name: str) -> bool:
-    fields = [(f.name, f.number, f.label) for f in message.field]
-    if fields != _ENTRY_FIELDS or message.oneof_decl or message.nested_type:
-        return False
-    return any(f.type_name == type_name and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
+    entry.options.map_entry = True
 
 
 def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
@@ -314,6 +307,9 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     return [*(file for imported in described.dependency for file in known_files(imported)), described]
 
 
+#: Words behind which a statement begins; and those before a message type, which editions may qualify.
+_ENDS = frozenset("{};")
+_BEFORE_MESSAGE = _ENDS | {"export", "local"}
 _OPEN = frozenset("{[(")
 _CLOSED = frozenset("}])")
 #: Options of Google's that change what is decoded, or whether a text is valid at all; `features`: those without an import.
@@ -368,10 +364,11 @@ class _Cutter:
                 pos = self._field_options(pos)
             else:
                 depth += (word == "{") - (word == "}")
-                if word == "{" and self._is_message(pos):
+                begun = self._words[pos - 3] if pos > 2 else ";"
+                if word == "{" and self._words[max(0, pos - 2)] == "message" and begun in _BEFORE_MESSAGE:
                     self._replace(pos + 1, pos + 1, _ANY_JSON_NAMES)
                 pos += 1
-            begins = word in {"{", "}", ";"}
+            begins = word in _ENDS
         return "".join([*self._parts, self._text[self._copied :]])
 
     def _statement(self, pos: int, depth: int) -> int | None:
@@ -397,10 +394,6 @@ class _Cutter:
         if not needed:
             self._replace(pos, end, "")
         return end
-
-    def _is_message(self, pos: int) -> bool:
-        begun = self._words[pos - 3] if pos > 2 else ";"
-        return pos > 1 and self._words[pos - 2] == "message" and begun in {"{", "}", ";", "export", "local"}
 
     def _field_options(self, pos: int) -> int:
         """Cut the options between brackets, except the needed ones; returns the end."""
@@ -440,11 +433,6 @@ class _Cutter:
         stop = self._spans[end - 1][1] if end > begin else start
         self._parts += [self._text[self._copied : start], new]
         self._copied = stop
-
-
-def known_types(text: str) -> set[tuple[str, str]]:
-    """(Package, name) of types of google and confluent whose full names occur in a text."""
-    return {(match[1], match[2]) for match in _KNOWN_TYPE.finditer(text)}
 
 
 def refuse_missing_extensions(pool: DescriptorPool, main: str) -> None:

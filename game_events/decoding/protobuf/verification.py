@@ -31,7 +31,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import DecodeError, Message
 
 from game_events.decoding.columns import TIMESTAMP_RANGE, UINT64, FieldId, decimal_bytes
-from game_events.decoding.frame import Mask, Rows
+from game_events.decoding.frame import NO_ROWS, Mask, Rows
 from game_events.decoding.protobuf.schema import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, packed_size
 
 #: One size for all values, or one for each.
@@ -84,13 +84,12 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def no_utf8(array: pa.Array) -> Rows:
     """Positions of strings that are not UTF-8."""
     if _is_ascii(array.buffers()[2]):
-        return np.empty(0, dtype=np.int64)
+        return NO_ROWS
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        texts = array.view(pa.binary()).to_pylist()
-        return np.asarray([pos for pos, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
-    return np.empty(0, dtype=np.int64)
+        return np.flatnonzero([text is not None and not _is_utf8(text) for text in array.view(pa.binary()).to_pylist()])
+    return NO_ROWS
 
 
 def _is_ascii(data: pa.Buffer | None) -> bool:
@@ -121,7 +120,7 @@ def enum_names(array: pa.Array, enum: EnumDescriptor) -> tuple[pa.Array, Rows]:
     known = enum.values_by_number
     names = pa.array([known[n].name if n in known else str(n) for n in numbers], pa.string())
     nameless = pa.array([i for i, n in enumerate(numbers) if n not in known], encoded.indices.type)
-    unknown = np.empty(0, dtype=np.int64)
+    unknown = NO_ROWS
     if len(nameless):
         unknown = np.flatnonzero(np.asarray(pc.fill_null(pc.is_in(encoded.indices, value_set=nameless), False)))
     return names.take(encoded.indices), unknown
@@ -300,18 +299,6 @@ _READ: Mapping[str, Unscaled] = {
     "google.type.Decimal": _google,
     "google.type.Money": _money,
 }
-
-
-def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask) -> tuple[pa.Array, Mask]:
-    """Decimals of messages, NULL where there is none, and a mask of those that the column cannot hold exactly.
-
-    `fields`: their fields by number, shape (n,) each; `present`: messages that are set.
-    """
-    read = _READ[name]
-    rows = zip(*(field.to_pylist() for field in fields), strict=True)
-    values = [read(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
-    bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
-    return pa.array([None if v is None else decimal_bytes(v) for v in values], pa.binary(16)).view(kind), bad
 
 
 _F = FieldDescriptor
@@ -496,10 +483,15 @@ class _Reader:
         """The decimals of messages; of sums of money, with their currencies."""
         numbers = [child.number for child in node.children]
         by_number = [arrays[numbers.index(number)] for number in sorted(numbers)]
-        kind = MONEY if node.role is Role.MONEY else DECIMAL
-        amount, bad = amounts(node.message.full_name, by_number, kind, _set(array))
-        amount = self._fitting(amount, bad, lift)
-        return _struct(node, array, [by_number[0], amount]) if node.role is Role.MONEY else amount
+        unscaled = _READ[node.message.full_name]
+        present = _set(array)
+        rows = zip(*(field.to_pylist() for field in by_number), strict=True)
+        values = [unscaled(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
+        bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
+        raw = pa.array([None if value is None else decimal_bytes(value) for value in values], pa.binary(16))
+        if node.role is Role.DECIMAL:
+            return self._fitting(raw.view(DECIMAL), bad, lift)
+        return _struct(node, array, [by_number[0], self._fitting(raw.view(MONEY), bad, lift)])
 
     def _fitting(self, stored: pa.Array, bad: Mask, lift: Lift) -> pa.Array:
         """Values of which some are outside of their range: NULL in a column that takes that, else their rows are unfit."""
@@ -517,7 +509,9 @@ class _Reader:
         if kind in FIXED_SIZES:
             values = numbers_of(array, _FIXED_DTYPES[kind])[: len(array)]
             return converted(array, node.element()), FIXED_SIZES[kind], values != 0
-        read = {_F.TYPE_STRING: self._texts, _F.TYPE_BYTES: self._texts, _F.TYPE_BOOL: _booleans}.get(kind, self._varints)
+        if kind == _F.TYPE_BOOL:
+            return array, 1, np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False))
+        read = self._texts if kind in (_F.TYPE_STRING, _F.TYPE_BYTES) else self._varints
         return read(node, array, lift)
 
     def _texts(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
@@ -549,10 +543,6 @@ class _Reader:
 def _add(to: list[Rows], rows: Rows, lift: Lift) -> None:
     if len(rows):
         to.append(lift(rows))
-
-
-def _booleans(_node: Node, array: pa.Array, _lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
-    return array, 1, np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False))
 
 
 def _struct(node: Node, message: pa.Array, members: list[pa.Array]) -> pa.Array:

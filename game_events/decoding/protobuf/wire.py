@@ -198,8 +198,10 @@ class _Walk:
         if known is not None and known.message is not None and not known.is_group:
             if known.time is not None:
                 with suppress(DecodeError):
-                    time = message_factory.GetMessageClass(known.message).FromString(self._payload[pos : pos + length])
-                    _check_time(time, known.time, begin)
+                    time: Any = message_factory.GetMessageClass(known.message).FromString(self._payload[pos : pos + length])
+                    if not is_in_range(time.seconds, time.nanos, is_time=known.time is Role.TIME):
+                        what = "time" if known.time is Role.TIME else "duration"
+                        raise FaultError(Reason.OUT_OF_RANGE, f"outside protobuf's range of a {what}", begin)
             self._open(pos + length, known.message, 0, begin)
             return pos
         if known is not None:
@@ -229,13 +231,6 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
             raise FaultError(Reason.TRUNCATED, "the last varint of a packed list runs past its end", end - 1)
     elif known.packed and (end - begin) % known.packed:
         raise FaultError(Reason.TRUNCATED, "the last value of a packed list runs past its end", end - 1)
-
-
-def _check_time(time: Any, role: Role, pos: int) -> None:  # noqa: ANN401 - a message of Google's
-    is_time = role is Role.TIME
-    if not is_in_range(time.seconds, time.nanos, is_time=is_time):
-        what = "outside protobuf's range of a " + ("time" if is_time else "duration")
-        raise FaultError(Reason.OUT_OF_RANGE, what, pos)
 
 
 #: The smallest number with a varint of two bytes.
