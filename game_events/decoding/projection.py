@@ -292,6 +292,8 @@ class PayloadDecoder(Protocol):
 
 #: Usual payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
 BATCH_BYTES = 2**28
+#: Bytes, about, of a cell as long as it is a value of Python.
+_VALUE_BYTES = 32
 #: The column of a top-level value that has no fields of its own.
 VALUE = "value"
 
@@ -360,6 +362,7 @@ class RowDecoder(ABC):
         self.nulled: list[str] = []
         self._type = type_
         self._raw_type = _raw(type_)
+        self._cells = cells_of(type_)
         self._projection = Projection(message, fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
@@ -381,8 +384,8 @@ class RowDecoder(ABC):
                 del nulled[settled:]
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
-            # Values in JSON text have names, which the payload has not.
-            size += len(payload) + self.budget.spent * CELL_BYTES
+            # Values take more memory than the payload, and those in JSON text have names, which it has not.
+            size += len(payload) + (self._cells + self.budget.spent) * _VALUE_BYTES
             if size > batch_bytes:
                 parts.append((np.array(rows, np.int64), self._batch(values)))
                 rows = []
