@@ -169,40 +169,28 @@ class Role(Enum):
     OPAQUE = auto()  # a recursive message: serialized bytes
 
 
-INT64 = FieldDescriptor.TYPE_INT64
-INT32 = FieldDescriptor.TYPE_INT32
-
-_WRAPPED = {
-    "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
-    "UInt64": FieldDescriptor.TYPE_UINT64, "UInt32": FieldDescriptor.TYPE_UINT32, "Bool": FieldDescriptor.TYPE_BOOL,
-    "String": FieldDescriptor.TYPE_STRING, "Bytes": FieldDescriptor.TYPE_BYTES,
-}  # fmt: skip
-
-#: Name and fields (number, type, whether repeated) of google.protobuf's types that become one value.
-_SHAPES: dict[tuple[str, object], Role] = {
-    ("Timestamp", ((1, INT64, False), (2, INT32, False))): Role.TIME,
-    ("Duration", ((1, INT64, False), (2, INT32, False))): Role.DURATION,
-    **{(f"{name}Value", ((1, kind, False),)): Role.WRAPPER for name, kind in _WRAPPED.items()},
+_F = FieldDescriptor
+#: Full name of a type that becomes one value -> its role, and the types of its fields 1, 2, ..., none of them repeated.
+_VALUES: dict[str, tuple[Role, tuple[int, ...]]] = {
+    "google.protobuf.Timestamp": (Role.TIME, (_F.TYPE_INT64, _F.TYPE_INT32)),
+    "google.protobuf.Duration": (Role.DURATION, (_F.TYPE_INT64, _F.TYPE_INT32)),
+    **{
+        f"google.protobuf.{name}Value": (Role.WRAPPER, (FieldDescriptorProto.Type.Value(f"TYPE_{name.upper()}"),))
+        for name in ("Double", "Float", "Int64", "Int32", "UInt64", "UInt32", "Bool", "String", "Bytes")
+    },
+    "confluent.type.Decimal": (Role.DECIMAL, (_F.TYPE_BYTES, _F.TYPE_UINT32, _F.TYPE_INT32)),
+    "google.type.Decimal": (Role.DECIMAL, (_F.TYPE_STRING,)),
+    "google.type.Money": (Role.MONEY, (_F.TYPE_STRING, _F.TYPE_INT64, _F.TYPE_INT32)),
 }
-
-#: The same for types that are decimals if the setting says so.
-_DECIMALS: dict[tuple[str, object], Role] = {
-    (
-        "confluent.type.Decimal",
-        ((1, FieldDescriptor.TYPE_BYTES, False), (2, FieldDescriptor.TYPE_UINT32, False), (3, INT32, False)),
-    ): Role.DECIMAL,
-    ("google.type.Decimal", ((1, FieldDescriptor.TYPE_STRING, False),)): Role.DECIMAL,
-    ("google.type.Money", ((1, FieldDescriptor.TYPE_STRING, False), (2, INT64, False), (3, INT32, False))): Role.MONEY,
-}
-
+#: Full name of a type that becomes JSON text -> names of its fields.
 _JSON = {
-    "Struct": {"fields"}, "ListValue": {"values"},
-    "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
+    "google.protobuf.Struct": {"fields"}, "google.protobuf.ListValue": {"values"},
+    "google.protobuf.Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
 }  # fmt: skip
 #: Bytes of types of fixed size.
 FIXED_SIZES = {
-    **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_FLOAT), 4),
-    **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
+    **dict.fromkeys((_F.TYPE_FIXED32, _F.TYPE_SFIXED32, _F.TYPE_FLOAT), 4),
+    **dict.fromkeys((_F.TYPE_FIXED64, _F.TYPE_SFIXED64, _F.TYPE_DOUBLE), 8),
 }
 #: Number of a type that has no name -> the word that declares it.
 DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
@@ -302,9 +290,9 @@ _ROLES = {
 }  # fmt: skip
 
 _SCALARS = {
-    FieldDescriptor.TYPE_UINT64: UINT64, FieldDescriptor.TYPE_FIXED64: UINT64, FieldDescriptor.TYPE_DOUBLE: pa.float64(),
-    FieldDescriptor.TYPE_FLOAT: pa.float32(), FieldDescriptor.TYPE_BOOL: pa.bool_(), FieldDescriptor.TYPE_STRING: pa.string(),
-    FieldDescriptor.TYPE_BYTES: pa.binary(), FieldDescriptor.TYPE_ENUM: pa.string(),
+    _F.TYPE_UINT64: UINT64, _F.TYPE_FIXED64: UINT64, _F.TYPE_DOUBLE: pa.float64(),
+    _F.TYPE_FLOAT: pa.float32(), _F.TYPE_BOOL: pa.bool_(), _F.TYPE_STRING: pa.string(),
+    _F.TYPE_BYTES: pa.binary(), _F.TYPE_ENUM: pa.string(),
 }  # fmt: skip
 
 
@@ -337,12 +325,12 @@ def tree_of(message: Descriptor, pool: DescriptorPool, *, decimals: bool = False
 
 def is_group(descriptor: FieldDescriptor) -> bool:
     """Whether a message field is encoded between two tags instead of after a length."""
-    return bool(descriptor.type == FieldDescriptor.TYPE_GROUP)
+    return bool(descriptor.type == _F.TYPE_GROUP)
 
 
 def packed_size(item: FieldDescriptor) -> int | None:
     """Bytes of each element of a packed list, 0 for varints; None: such a list cannot be packed."""
-    is_text = item.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    is_text = item.type in (_F.TYPE_STRING, _F.TYPE_BYTES)
     return None if is_text or item.message_type is not None or not item.is_repeated else FIXED_SIZES.get(item.type, 0)
 
 
@@ -378,13 +366,12 @@ def role_of(item: FieldDescriptor, decimals: bool = False) -> Role:
     message: Descriptor | None = item.message_type
     if message is None:
         return Role.SCALAR
-    package, _, name = message.full_name.rpartition(".")
-    shape = tuple(sorted((int(f.number), int(f.type), bool(f.is_repeated)) for f in message.fields))
-    if package != "google.protobuf":
-        return _DECIMALS.get((message.full_name, shape), Role.STRUCT) if decimals else Role.STRUCT
-    if _JSON.get(name) == {f.name for f in message.fields}:
+    if _JSON.get(message.full_name) == {f.name for f in message.fields}:
         return Role.JSON
-    return _SHAPES.get((name, shape), Role.STRUCT)
+    role, types = _VALUES.get(message.full_name, (Role.STRUCT, ()))
+    fields = sorted((int(f.number), int(f.type), bool(f.is_repeated)) for f in message.fields)
+    is_original = fields == [(number, kind, False) for number, kind in enumerate(types, 1)]
+    return role if is_original and (decimals or role not in (Role.DECIMAL, Role.MONEY)) else Role.STRUCT
 
 
 def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
