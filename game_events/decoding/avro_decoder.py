@@ -26,7 +26,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pyarrow as pa
 
 from game_events.decoding.avro_schema import AvroSchema, AvroType, Logical
-from game_events.decoding.columns import TIMESTAMP_RANGE, ColumnRules, Field, FieldId, decimal_bytes
+from game_events.decoding.columns import NO_RULES, TIMESTAMP_RANGE, ColumnRules, Field, FieldId, decimal_bytes
 from game_events.decoding.frame import DAMAGE, DamageError, Reason, as_damage
 from game_events.decoding.projection import CELL_BYTES, VALUE, CellBudget, RowDecoder, cells_of_element
 from game_events.errors import DataError
@@ -624,12 +624,12 @@ class AvroDecoder(RowDecoder):
     type becomes the column ``value``.
     """
 
-    def __init__(self, compiled: AvroSchema, rules: ColumnRules | None = None) -> None:
+    def __init__(self, compiled: AvroSchema, rules: ColumnRules = NO_RULES) -> None:
         """Raises DataError for a schema that is too large."""
         builder = _Builder({}, [])
         column = builder.top(compiled.root)
         super().__init__(compiled.message, column.fields, column.type, builder.budget)
-        nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        nullable = rules.nullable(self.message, self.fields)
         if nullable:
             # Once more: the fields' identities are known now.
             builder = _Builder(nullable, self.nulled)

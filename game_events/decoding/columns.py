@@ -437,10 +437,6 @@ class ValueRules:
         decimals = settings.decimal_messages == "decimal"
         return cls(null, frozenset(map(str.lower, never)), settings.naive_times_zone, decimals)
 
-    def __bool__(self) -> bool:
-        """Whether bad values or times without a zone are not those of the default."""
-        return self.zone is not None or any(self.null.values())
-
     def takes(self, column: str) -> bool:
         """Whether bad values of a column become NULL."""
         name = column.lower()
@@ -451,10 +447,16 @@ class ValueRules:
 class ColumnRules:
     """The rules for the columns of a map."""
 
-    rules: ValueRules
-    columns: ColumnMap
+    rules: ValueRules = field(default_factory=ValueRules)
+    columns: ColumnMap = field(default_factory=ColumnMap)
 
     def nullable(self, message: str, fields: Iterable[Field]) -> dict[FieldId, str]:
         """Fields at the top of a message type whose bad values become NULL -> their columns."""
+        if not any(self.rules.null.values()):
+            return {}
         names = {item.id: self.columns.names[field_key(message, (item.id,), item.kind)] for item in fields}
         return {id_: column for id_, column in names.items() if self.rules.takes(column)}
+
+
+#: The default: a row with a bad value is bad.
+NO_RULES = ColumnRules()

@@ -26,7 +26,7 @@ from game_events.decoding import compiler_child
 from game_events.decoding import frame as frames
 from game_events.decoding.avro_decoder import AvroDecoder
 from game_events.decoding.avro_schema import AvroSchema
-from game_events.decoding.columns import ColumnMap, ColumnRules, ValueRules
+from game_events.decoding.columns import NO_RULES, ColumnMap, ColumnRules, ValueRules
 from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, Rows, SchemaId, ordered
 from game_events.decoding.json_decoder import JsonDecoder
 from game_events.decoding.json_schema import UNNAMED, JsonSchema, SchemaText
@@ -104,7 +104,7 @@ class BatchDecoder:
         self._plan = plan
         self._decoders: dict[TypeKey, PayloadDecoder] = {}
         self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
-        self._rules = ColumnRules(plan.values, plan.columns) if plan.values else None
+        self._rules = ColumnRules(plan.values, plan.columns)
         self._shape = Shape.of(plan.columns.columns.values())
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
@@ -236,7 +236,7 @@ def allow_deep_calls() -> None:
 
 
 #: Class of a compiled schema -> its decoder.
-_DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules | None], PayloadDecoder]] = {
+_DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules], PayloadDecoder]] = {
     ProtobufSchema: ProtobufDecoder,
     AvroSchema: lambda schema, _, rules: AvroDecoder(schema, rules),
     JsonSchema: lambda schema, _, rules: JsonDecoder(schema, rules),
@@ -246,7 +246,7 @@ _DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules | None], PayloadD
 _SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}
 
 
-def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules | None = None) -> PayloadDecoder:
+def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules = NO_RULES) -> PayloadDecoder:
     """The decoder of one message type; DataError if there is no such type, or it cannot be decoded.
 
     `rules`: of single bad values; None: the default, by which the record is bad.

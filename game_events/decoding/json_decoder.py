@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from game_events.decoding.columns import ColumnRules
+from game_events.decoding.columns import NO_RULES, ColumnRules
 from game_events.decoding.frame import DamageError, Reason
 from game_events.decoding.json_schema import JsonSchema, JsonType
 from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells_of_element
@@ -50,13 +50,13 @@ class JsonDecoder(RowDecoder):
     Members of an object become columns, any other value the column ``value``; members that are not in the schema are ignored.
     """
 
-    def __init__(self, compiled: JsonSchema, rules: ColumnRules | None = None) -> None:
+    def __init__(self, compiled: JsonSchema, rules: ColumnRules = NO_RULES) -> None:
         described = compiled.type
         self._is_object = described.kind == "struct"
         root = described if self._is_object else JsonType("struct", ((VALUE, described),))
         super().__init__(compiled.message, root.children, root.arrow, CellBudget())
-        zone = ZoneInfo(rules.rules.zone) if rules is not None and rules.rules.zone is not None else None
-        nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        zone = ZoneInfo(rules.rules.zone) if rules.rules.zone is not None else None
+        nullable = rules.nullable(self.message, self.fields)
         members: list[tuple[str, Convert]] = []
         for (name, inner), item in zip(root.fields, self.fields, strict=True):
             guard = _or_null(self.nulled, nullable[item.id]) if item.id in nullable else None

@@ -24,7 +24,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.columns import ColumnMap, ColumnRules, Field
+from game_events.decoding.columns import NO_RULES, ColumnMap, ColumnRules, Field
 from game_events.decoding.frame import NO_ROWS, IndexPath, Reason, Rows
 from game_events.decoding.projection import TOO_MANY, Decoded, Projection
 from game_events.decoding.protobuf.schema import MESSAGES, Label, Node, ProtobufSchema, Role, tree_of
@@ -154,7 +154,7 @@ Bad = dict[tuple[Reason, str], list[int]]
 class ProtobufDecoder:
     """Decodes one message type of one schema id (see `PayloadDecoder`)."""
 
-    def __init__(self, compiled: ProtobufSchema, path: IndexPath, rules: ColumnRules | None = None) -> None:
+    def __init__(self, compiled: ProtobufSchema, path: IndexPath, rules: ColumnRules = NO_RULES) -> None:
         """Raises DataError if there is no message at this path, or the native library does not support the schema."""
         descriptor = compiled.message(path)
         if descriptor is None:
@@ -169,7 +169,7 @@ class ProtobufDecoder:
             raise DataError(f"schema id {compiled.schema_id}: {self.message} is not supported: {error}") from None
         self.fields: tuple[Field, ...] = tuple(node.as_field() for node in self._nodes)
         self._projection = Projection(self.message, self.fields)
-        self._nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        self._nullable = rules.nullable(self.message, self.fields)
         self._nulled: Counter[str] = Counter()
         self._cells = CellCounter(self._nodes, compiled.pool)
         moved = [n.name for n in self._nodes if n.is_foreign]
