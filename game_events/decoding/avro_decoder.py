@@ -209,7 +209,8 @@ def array_reader(item: Read, least: int, budget: Budget, cells: int) -> Read:
 
     def read(buf: bytes, pos: int) -> tuple[list[Any], int]:
         values: list[Any] = []
-        while True:
+        # The usual end is one byte, a count of 0.
+        while buf[pos]:
             count, end, pos = begin_block(buf, pos, least, budget, cells)
             if not count:
                 return values, pos
@@ -217,6 +218,7 @@ def array_reader(item: Read, least: int, budget: Budget, cells: int) -> Read:
                 value, pos = item(buf, pos)
                 values.append(value)
             end_block(pos, end)
+        return values, pos + 1
 
     return read
 

@@ -14,7 +14,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import compile_schema
 from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.decoding.projection import Shape
-from game_events.decoding.protobuf import decoder
+from game_events.decoding.protobuf import wire
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.decoding.protobuf.schema import tree_of
 from game_events.decoding.protobuf.wire import CellCounter
@@ -166,5 +166,5 @@ def test_no_row_has_more_values_in_lists_than_were_counted_before_it_was_decoded
     for position, count in zip(decoded.good.tolist(), counts.tolist(), strict=len(counts) > 0):
         if count:
             with pytest.MonkeyPatch.context() as bound:
-                bound.setattr(decoder, "MAX_RECORD_CELLS", count - 1)
+                bound.setattr(wire, "MAX_RECORD_CELLS", count - 1)
                 assert counter.is_too_large(payloads[position]), (count, payloads[position], world.text)
