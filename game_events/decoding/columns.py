@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -59,11 +59,9 @@ def type_name(kind: pa.DataType, *, members: bool = True) -> str:
     return "timestamp" if pa.types.is_timestamp(kind) else str(kind)
 
 
-def decimal_array(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """Unscaled values, which fit the type, as decimals of 128 bits."""
-    raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in values)
-    valid = pa.array([v is not None for v in values], pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(raw)])
+def decimal_bytes(unscaled: int) -> bytes:
+    """An unscaled value as a decimal of 128 bits."""
+    return unscaled.to_bytes(16, "little", signed=True)
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
@@ -239,8 +237,35 @@ class ColumnMap:
         columns = dict(self.columns)
         names = dict(self.names)
         owners = dict(self.owners)
-        nested = _Nested(message, names, owners)
-        level = _Level(columns, nested.owned.get("", ()), self._still_kept())
+        #: Names used by fields of this message, by parent path: two fields of one message never share a column.
+        owned: dict[str, set[str]] = {}
+        for key, name in names.items():
+            of, above = level_of(key)
+            if of == message:
+                owned.setdefault(above, set()).add(name)
+
+        def named_type(item: Field, path: tuple[FieldId, ...], known: pa.DataType | None, column: str) -> pa.DataType:
+            """The type of a field inside a top-level column, with the names that the map gives to nested fields."""
+            if not item.children:
+                return item.type
+            taken = {} if known is None else {f.name: f.type for f in struct_fields(known)}
+            path = path_inside(path, item)
+            mine = owned.setdefault(_joined(path), set())
+            level = _Level(taken, mine)
+            members: list[pa.Field] = []
+            for child in item.children:
+                child_path = (*path, child.id)
+                key = field_key(message, child_path, child.kind)
+                if key not in names:
+                    names[key] = level.free_name(child)
+                    level.bar(names[key])
+                    mine.add(names[key])
+                owners[key] = column
+                members.append(pa.field(names[key], named_type(child, child_path, taken.get(names[key]), column)))
+                level.use(names[key], members[-1].type)
+            return with_inner(item.type, pa.struct(members))
+
+        level = _Level(columns, owned.get("", ()), self._still_kept())
         keys = [field_key(message, (item.id,), item.kind) for item in fields]
         # By name, not number; no two fields of one version share a column.
         taken = {folded(names[key]) for key in keys if key in names}
@@ -249,10 +274,9 @@ class ColumnMap:
                 names[key] = level.column_for(item, taken)
                 taken.add(folded(names[key]))
                 level.bar(names[key])
-            column = names[key]
-            owners[key] = column
+            column = owners[key] = names[key]
             known = columns.get(column)
-            kind = nested.named_type(item, (item.id,), known, column)
+            kind = named_type(item, (item.id,), known, column)
             columns[column] = level.type_of(column, item, kind) if known is None else merge_types(known, kind)
             level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
@@ -278,7 +302,6 @@ class ColumnMap:
 
     @cached_property
     def _by_owner(self) -> dict[str, dict[str, str]]:
-        """Column -> its part of the names, sorted by key."""
         shares: dict[str, dict[str, str]] = {}
         for key, name in sorted(self.names.items()):
             shares.setdefault(self.owners[key], {})[key] = name
@@ -326,43 +349,6 @@ def _joined(path: Iterable[FieldId]) -> str:
     return ".".join(str(step).translate(_ESCAPES) for step in path)
 
 
-class _Nested:
-    """Names the nested fields of one message; new names and owners are added to the map's."""
-
-    def __init__(self, message: str, names: dict[str, str], owners: dict[str, str]) -> None:
-        self._message = message
-        self._names = names
-        self._owners = owners
-        #: Names used by fields of this message, by parent path: two fields of one message never share a column.
-        self.owned: dict[str, set[str]] = {}
-        for key, name in names.items():
-            of, above = level_of(key)
-            if of == message:
-                self.owned.setdefault(above, set()).add(name)
-
-    def named_type(self, item: Field, path: tuple[FieldId, ...], known: pa.DataType | None, column: str) -> pa.DataType:
-        """The type of a field inside a top-level column, with the names that the map gives to nested fields."""
-        if not item.children:
-            return item.type
-        taken = {} if known is None else {f.name: f.type for f in struct_fields(known)}
-        path = path_inside(path, item)
-        mine = self.owned.setdefault(_joined(path), set())
-        level = _Level(taken, mine)
-        members: list[pa.Field] = []
-        for child in item.children:
-            child_path = (*path, child.id)
-            key = field_key(self._message, child_path, child.kind)
-            if key not in self._names:
-                self._names[key] = level.free_name(child)
-                level.bar(self._names[key])
-                mine.add(self._names[key])
-            name = self._names[key]
-            self._owners[key] = column
-            members.append(pa.field(name, self.named_type(child, child_path, taken.get(name), column)))
-            level.use(name, members[-1].type)
-        return with_inner(item.type, pa.struct(members))
-
-
 class _Level:
     """The names of a table's columns, or of the fields of one struct; case-insensitive, as in Spark."""
 
@@ -381,10 +367,6 @@ class _Level:
             self._in_use[folded(name)] = name
             self._kinds[name] = kind_of(kind)
 
-    def spelled(self, name: str) -> str:
-        """A name in the spelling that is in use."""
-        return self._in_use.get(folded(name), name)
-
     def bar(self, name: str) -> None:
         """Forbid sharing a name."""
         self._barred.add(folded(name))
@@ -393,7 +375,9 @@ class _Level:
         """A name for a new field: of the reserved column that takes it, if no other field has that; `taken`: `folded` names."""
         for kept in self._kept.values():
             if kept.takes(clean_name(item.name), item.kind):
-                return self.free_name(item) if folded(kept.column) in taken else self.spelled(kept.column)
+                return (
+                    self.free_name(item) if folded(kept.column) in taken else self._in_use.get(folded(kept.column), kept.column)
+                )
         return self.free_name(item)
 
     def type_of(self, column: str, item: Field, kind: pa.DataType) -> pa.DataType:
@@ -410,19 +394,17 @@ class _Level:
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
         for candidate in candidates:
             lower = folded(candidate)
-            spelled = self.spelled(candidate)
+            spelled = self._in_use.get(lower, candidate)
             free = lower not in self._kept and lower not in self._barred
             if free and self._kinds.get(spelled, item.kind) == item.kind:
                 return spelled
-        return self._numbered(candidates[-1])
-
-    def _numbered(self, name: str) -> str:
-        """The name with the first free number from 2 on."""
-        number = self._last_numbers.get(folded(name), 1) + 1
-        while folded(f"{name}_{number}") in self._in_use or folded(f"{name}_{number}") in self._barred:
+        # With the first free number from 2 on.
+        last = folded(candidates[-1])
+        number = self._last_numbers.get(last, 1) + 1
+        while f"{last}_{number}" in self._in_use or f"{last}_{number}" in self._barred:
             number += 1
-        self._last_numbers[folded(name)] = number
-        return f"{name}_{number}"
+        self._last_numbers[last] = number
+        return f"{candidates[-1]}_{number}"
 
 
 #: Stands for all columns that are not named.
@@ -455,10 +437,6 @@ class ValueRules:
         decimals = settings.decimal_messages == "decimal"
         return cls(null, frozenset(map(str.lower, never)), settings.naive_times_zone, decimals)
 
-    def __bool__(self) -> bool:
-        """Whether bad values or times without a zone are not those of the default."""
-        return self.zone is not None or any(self.null.values())
-
     def takes(self, column: str) -> bool:
         """Whether bad values of a column become NULL."""
         name = column.lower()
@@ -469,10 +447,16 @@ class ValueRules:
 class ColumnRules:
     """The rules for the columns of a map."""
 
-    rules: ValueRules
-    columns: ColumnMap
+    rules: ValueRules = field(default_factory=ValueRules)
+    columns: ColumnMap = field(default_factory=ColumnMap)
 
     def nullable(self, message: str, fields: Iterable[Field]) -> dict[FieldId, str]:
         """Fields at the top of a message type whose bad values become NULL -> their columns."""
+        if not any(self.rules.null.values()):
+            return {}
         names = {item.id: self.columns.names[field_key(message, (item.id,), item.kind)] for item in fields}
         return {id_: column for id_, column in names.items() if self.rules.takes(column)}
+
+
+#: The default: a row with a bad value is bad.
+NO_RULES = ColumnRules()

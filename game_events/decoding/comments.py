@@ -7,17 +7,17 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.avro_schema import AvroType, read_avro
 from game_events.decoding.columns import UNSEEN
 from game_events.decoding.decoder import ask_about
 from game_events.decoding.frame import RegistrySchema
-from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, properties
+from game_events.decoding.json_schema import INNER, SchemaNode, SchemaText, properties
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -78,41 +78,25 @@ def read_comments(schema: RegistrySchema) -> Comments:
 
 
 def collect(schema: RegistrySchema, files: Sequence[FileDescriptorProto]) -> Mapping[str, Any]:
-    """`types` and `members` of a schema's comments, each as it is stored; `files`: of protobuf, with their comments."""
+    """`Comments` of a schema as a mapping; `files`: of protobuf, with their comments."""
+    read = Comments()
     match schema.format:
         case "PROTOBUF":
-            read = _of_protobuf(files)
+            for file in files:
+                _add_messages(read, file.message_type, file.package, (_MESSAGE,), _texts(file))
         case "AVRO":
-            read = _of_avro(AvroSchema(schema.schema_id, schema.text, schema.references).root)
+            read = _of_avro(read_avro(schema)[0])
         case "JSON":
-            read = _of_json(JsonSchema(schema.schema_id, schema.text, schema.references))
-        case _:
-            read = NO_COMMENTS
-    members = {
-        kind: {name: (clean(text), kinds) for name, (text, kinds) in fields.items()} for kind, fields in read.members.items()
-    }
-    return {"types": {kind: clean(text) for kind, text in read.types.items()}, "members": members}
-
-
-def _of_protobuf(files: Sequence[FileDescriptorProto]) -> Comments:
-    """Comments before a field or after it on its line; a base64 descriptor has none.
-
-    Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location".
-    """
-    comments = Comments()
-    for file in files:
-        _add_messages(comments, file.message_type, file.package, (_MESSAGE,), _texts(file))
-    return comments
+            read = _of_json(SchemaText(schema))
+    return asdict(read)
 
 
 def _texts(file: FileDescriptorProto) -> dict[Place, str]:
-    """Place in the descriptor -> the comment there."""
-    texts = {}
-    for location in file.source_code_info.location:
-        parts = [location.leading_comments.strip(), location.trailing_comments.strip()]
-        if any(parts):
-            texts[tuple(location.path)] = " ".join(filter(None, parts))
-    return texts
+    """Place in the descriptor -> the comment before it or after it on its line; a base64 descriptor has none.
+
+    Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location".
+    """
+    return {tuple(at.path): clean(f"{at.leading_comments} {at.trailing_comments}") for at in file.source_code_info.location}
 
 
 def _add_messages(
@@ -137,53 +121,49 @@ def _add_messages(
 
 def _of_avro(root: AvroType) -> Comments:
     """`doc` of fields and named types; of a union at the top each branch is a column."""
-    comments = Comments(types={root.name: root.doc})
+    comments = Comments(types={root.name: clean(root.doc)})
     if root.kind == "union":
-        comments.members[root.name] = {name: (b.doc, _names(b)) for b in root.items for name in (b.name, b.short_name)}
+        comments.members[root.name] = {name: _member(b.doc, b) for b in root.items for name in (b.name, b.short_name)}
     waiting = [root]
     while waiting:
         for record in waiting.pop().records():
             if record.name not in comments.members:
-                comments.members[record.name] = {f.name: (f.doc, _names(f.type)) for f in record.fields}
+                comments.members[record.name] = {f.name: _member(f.doc, f.type) for f in record.fields}
                 waiting += [f.type for f in record.fields]
     return comments
 
 
-def _names(kind: AvroType) -> list[str]:
-    return [record.name for record in kind.records()]
+def _member(doc: str, kind: AvroType) -> Member:
+    return clean(doc), [record.name for record in kind.records()]
 
 
-def _of_json(schema: JsonSchema) -> Comments:
+def _of_json(schema: SchemaText) -> Comments:
     """`description` of properties; beside a `$ref` the local one takes precedence.
 
     Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
     """
     top = _parts(schema, [schema.root])
     comments = Comments(types={schema.message: _description(top)})
-    keys = {_identity(top): schema.message}
-    waiting = [top]
+    keys = {tuple(id(place.node) for place in top): schema.message}
+    waiting = [(schema.message, top)]
     while waiting and len(comments.members) < MAX_TYPES:
-        places = waiting.pop()
-        members = comments.members[keys[_identity(places)]] = {}
+        kind, places = waiting.pop()
+        members = comments.members[kind] = {}
         for name, inner in properties(places).items():
             parts = _parts(schema, inner)
-            key = _identity(parts)
-            if key not in keys:
-                keys[key] = f"#{len(keys)}"
-                waiting.append(parts)
-            members[name] = (_description(parts), [keys[key]])
+            identity = tuple(id(place.node) for place in parts)
+            if identity not in keys:
+                keys[identity] = f"#{len(keys)}"
+                waiting.append((keys[identity], parts))
+            members[name] = (_description(parts), [keys[identity]])
     return comments
 
 
-def _identity(places: Sequence[SchemaNode]) -> tuple[int, ...]:
-    return tuple(id(place.node) for place in places)
-
-
 def _description(places: Sequence[SchemaNode]) -> str:
-    return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
+    return clean(next((p.node["description"] for p in places if isinstance(p.node.get("description"), str)), ""))
 
 
-def _parts(schema: JsonSchema, places: Sequence[SchemaNode]) -> list[SchemaNode]:
+def _parts(schema: SchemaText, places: Sequence[SchemaNode]) -> list[SchemaNode]:
     """The schemas of a value: itself, references, parts, items of a list or map, up to a broken reference."""
     parts: list[SchemaNode] = []
     with suppress(DataError):  # reported by decoding

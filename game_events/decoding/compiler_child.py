@@ -1,7 +1,7 @@
 """The child process in which schemas are compiled: its start and end, requests and answers. `compiler_process` runs in it.
 
 One child serves all threads of a process, and ends after some idle time: starting it takes some tenths of a second, a schema
-some milliseconds. This module imports nothing that is slow to load: commands start the child before they import the rest.
+some milliseconds.
 
 Not an executor of `concurrent.futures`: that gives the child the environment with its secrets, runs the main program's module
 again, and unpickles answers, which lets a child that a schema has taken over run code here. JSON is only read.
@@ -16,12 +16,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from game_events.config.network import begin_call
 from game_events.errors import DataError, TransientError
 
 #: Bytes of an answer.
@@ -77,15 +75,6 @@ class CompilerChild:
             raise DataError(answer["error"])
         return answer
 
-    def begin(self) -> Future[None]:
-        """Start it in a thread of its own, for a process that will need it; if that fails, the first request tries again."""
-
-        def start() -> None:
-            with self._lock:
-                self._started()
-
-        return begin_call(start, "start of the schema compiler")
-
     def end(self) -> None:
         """Kill it."""
         if self._process is not None:
@@ -115,31 +104,28 @@ class CompilerChild:
         if self._process is not None and self._process.poll() is None:
             return not self._used
         self._end()
+        limits = {"memory": self.limits.memory, "idle_s": self.limits.idle_s}
+        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], **limits}
         try:
-            self._start()
+            with tempfile.TemporaryFile() as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _START, json.dumps(arguments)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    # Arrow's own allocator would reserve more than `CompilerLimits.memory`.
+                    env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
+                    cwd="/",
+                    start_new_session=True,
+                )
+                self._used = False
+                if self._exchange(b"") is None:
+                    self._end()
+                    errors.seek(0)
+                    raise OSError(errors.read().decode(errors="replace"))
         except OSError as error:
             raise TransientError(f"the compiler of schemas cannot be started: {error}") from error
         return True
-
-    def _start(self) -> None:
-        limits = {"memory": self.limits.memory, "idle_s": self.limits.idle_s}
-        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], **limits}
-        with tempfile.TemporaryFile() as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                # Arrow's own allocator would reserve more than `CompilerLimits.memory`.
-                env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
-                cwd="/",
-                start_new_session=True,
-            )
-            self._used = False
-            if self._exchange(b"") is None:
-                self._end()
-                errors.seek(0)
-                raise TransientError(f"the compiler of schemas cannot be started: {errors.read().decode(errors='replace')}")
 
     def _exchange(self, line: bytes) -> dict[str, Any] | None:
         """Send a request (none if empty) and read the answer; None: the child has ended."""
@@ -147,7 +133,12 @@ class CompilerChild:
         if process is None or process.stdin is None or process.stdout is None:
             return None
         self._late = False
-        watch = threading.Timer(self.limits.wait_s, self._give_up, [process])
+
+        def give_up() -> None:
+            self._late = True
+            process.kill()
+
+        watch = threading.Timer(self.limits.wait_s, give_up)
         watch.daemon = True
         watch.start()
         try:
@@ -168,12 +159,7 @@ class CompilerChild:
         read: dict[str, Any] = json.loads(answer)
         return read
 
-    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        self._late = True
-        process.kill()
-
     def _end(self) -> int:
-        """Wait for its end; returns the exit code."""
         process = self._process
         self._process = None
         if process is None:

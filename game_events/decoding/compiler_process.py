@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from game_events.decoding.avro.schema import compile_avro
+from game_events.decoding.avro_schema import compile_avro
 from game_events.decoding.columns import MAX_NAME, ColumnMap
 from game_events.decoding.comments import collect
 from game_events.decoding.decoder import CALLS, as_json, from_json, make_decoder
 from game_events.decoding.frame import RegistrySchema, SchemaId
-from game_events.decoding.json.schema import compile_json
+from game_events.decoding.json_schema import compile_json
 from game_events.decoding.projection import FORMAT as COLUMNS
 from game_events.decoding.projection import MAX_SHORT_TEXT, ColumnsSchema, CompiledSchema
 from game_events.decoding.protobuf.files import STDERR, compile_files, described_files
@@ -39,12 +39,6 @@ MAX_KEYS = 2**22
 NO_MEMORY = 3
 #: Errors for lack of resources. A file that is too large (EFBIG) is the schema's fault.
 NO_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
-
-_COMPILERS: Mapping[str, Callable[[RegistrySchema], CompiledSchema]] = {
-    "AVRO": compile_avro,
-    "JSON": compile_json,
-    COLUMNS: lambda schema: ColumnsSchema(schema.schema_id, schema.text),
-}
 
 
 def serve(memory: int, idle_s: float) -> None:
@@ -94,12 +88,18 @@ def _limit(memory: int) -> None:
 
 
 def _compile(schema: RegistrySchema, folder: Path) -> CompiledSchema:
-    if schema.format == "PROTOBUF":
-        compiled: CompiledSchema = compile_files(schema, folder)
-    elif schema.format in _COMPILERS:
-        compiled = _COMPILERS[schema.format](schema)
-    else:
-        raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
+    compiled: CompiledSchema
+    match schema.format:
+        case "PROTOBUF":
+            compiled = compile_files(schema, folder)
+        case "AVRO":
+            compiled = compile_avro(schema)
+        case "JSON":
+            compiled = compile_json(schema)
+        case _ if schema.format == COLUMNS:
+            compiled = ColumnsSchema(schema.schema_id, schema.text)
+        case _:
+            raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
     for enum, values in compiled.enums().items():
         if any(len(name.encode()) > MAX_SHORT_TEXT for name in values.values()):
             raise DataError(f"a value of the enum {enum} has a name of more than {MAX_SHORT_TEXT} bytes")

@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 
 from game_events.decoding import compiler_child
 from game_events.decoding import frame as frames
-from game_events.decoding.avro.decoder import AvroDecoder
-from game_events.decoding.avro.schema import AvroSchema
-from game_events.decoding.columns import ColumnMap, ColumnRules, ValueRules
+from game_events.decoding.avro_decoder import AvroDecoder
+from game_events.decoding.avro_schema import AvroSchema
+from game_events.decoding.columns import NO_RULES, ColumnMap, ColumnRules, ValueRules
 from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, Rows, SchemaId, ordered
-from game_events.decoding.json.decoder import JsonDecoder
-from game_events.decoding.json.schema import UNNAMED, JsonSchema
+from game_events.decoding.json_decoder import JsonDecoder
+from game_events.decoding.json_schema import UNNAMED, JsonSchema, SchemaText
 from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, PayloadDecoder, Shape, pieces
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64, top_messages
@@ -104,7 +104,7 @@ class BatchDecoder:
         self._plan = plan
         self._decoders: dict[TypeKey, PayloadDecoder] = {}
         self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
-        self._rules = ColumnRules(plan.values, plan.columns) if plan.values else None
+        self._rules = ColumnRules(plan.values, plan.columns)
         self._shape = Shape.of(plan.columns.columns.values())
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
@@ -129,52 +129,60 @@ class BatchDecoder:
             self._add_bad(bad, result)
         known = self._known(groups, result)
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
-            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
-            result.nulled.update(decoded.nulled)
-            if len(decoded.good):
-                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
-            result.rejected += [Rejected(why, detail, group.rows[rows], group.schema_id) for why, detail, rows in decoded.bad]
+            self._decode(group, payloads, result)
         result.rejected = _merged(result.rejected)
-        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
+        # The smallest ids are most likely to exist, as registries count upwards.
+        ids = set(sorted({schema_id for schema_id, _ in result.unknown}, key=ordered)[: self._plan.max_unknown_ids + 1])
+        result.unknown = {key for key in result.unknown if key[0] in ids}
         return result
+
+    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
+        """Decode rows of columns, all of one schema (see `projection`); otherwise as `decode`."""
+        result = DecodedBatch()
+        if not self._knows(schema_id):
+            result.unknown.add((schema_id, ()))
+            return result
+        for group in self._known([frames.FrameGroup(schema_id, (), 0, np.arange(len(rows), dtype=np.int64))], result):
+            self._decode(group, rows, result)
+        return result
+
+    def _decode(self, group: frames.FrameGroup, payloads: pa.Array, result: DecodedBatch) -> None:
+        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+        result.nulled.update(decoded.nulled)
+        if len(decoded.good):
+            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+        result.rejected += [Rejected(why, detail, group.rows[rows], group.schema_id) for why, detail, rows in decoded.bad]
 
     def _known(self, groups: Iterable[frames.FrameGroup], result: DecodedBatch) -> list[frames.FrameGroup]:
         """The groups of types that are decoded; the others are added to the result."""
         known: list[frames.FrameGroup] = []
         paths: Counter[SchemaId] = Counter()
-        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
         for group in groups:
-            key = (group.schema_id, group.path)
+            schema_id = group.schema_id
+            key, whole = (schema_id, group.path), (schema_id, ())
+            unselected = next((part for part in (key, whole) if part in self._plan.undecoded), None)
+            refusal = self._plan.rejected.get(key) or self._plan.rejected.get(whole)
             # First, as types that are not selected need not be decodable.
-            unselected = self._unselected(key)
-            refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
             if unselected is not None:
                 result.undecoded.append((group.rows, unselected))
             elif refusal is not None:
-                result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
+                result.rejected.append(Rejected(*refusal, group.rows, schema_id))
             elif key in self._plan.types:
                 result.types.add(key)
                 known.append(group)
-            elif not self._knows(group.schema_id):
-                paths[group.schema_id] += 1
-                self._report((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key, group.rows, result)
-            elif self._plan.schemas[group.schema_id].has(group.path):
+            elif not self._knows(schema_id):
+                paths[schema_id] += 1
+                self._report(key if paths[schema_id] <= MAX_UNKNOWN_PATHS else whole, group.rows, result)
+            elif self._plan.schemas[schema_id].has(group.path):
                 result.unknown.add(key)
             else:
-                nowhere.setdefault(group.schema_id, []).append(group)
-        for schema_id, lost in nowhere.items():
-            result.rejected += _without_message(schema_id, lost)
+                paths[schema_id] += 1
+                where = f"index path {list(group.path)}" if paths[schema_id] <= MAX_UNKNOWN_PATHS else "the record's index path"
+                detail = f"schema id {schema_id} has no message at {where}"
+                result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id))
         return known
 
-    def _unselected(self, key: TypeKey) -> TypeKey | None:
-        """What of the plan says that a type is not selected: the type, or its whole schema; None: it is selected."""
-        for candidate in (key, (key[0], ())):
-            if candidate in self._plan.undecoded:
-                return candidate
-        return None
-
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
-        """Add rows without a readable frame."""
         refusal = bad.reason, bad.detail or bad.reason.explanation
         if bad.schema_id is not None:
             whole = (bad.schema_id, ())
@@ -189,25 +197,7 @@ class BatchDecoder:
             refusal = self._plan.rejected.get(whole, refusal)
         result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id))
 
-    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
-        """Decode rows of columns, all of one schema (see `projection`); otherwise as `decode`."""
-        result = DecodedBatch()
-        key = (schema_id, ())
-        every = np.arange(len(rows), dtype=np.int64)
-        refusal = self._plan.rejected.get(key)
-        if refusal is not None:
-            result.rejected.append(Rejected(*refusal, every, schema_id))
-        elif key in self._plan.types:
-            result.types.add(key)
-            decoded = self._decoder(key).decode(rows, self._plan.columns)
-            result.good.append((decoded.good, schema_id, decoded.table))
-            result.rejected += [Rejected(why, detail, bad, schema_id) for why, detail, bad in decoded.bad]
-        else:
-            result.unknown.add(key)
-        return result
-
     def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
-        """Report rows of an unknown id."""
         if self._plan.rest is None:
             result.unknown.add(key)
         else:
@@ -228,24 +218,6 @@ class BatchDecoder:
         return decoder
 
 
-def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
-    """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
-    kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
-    return {key for key in keys if key[0] in kept}
-
-
-def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
-    """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
-    named = groups[:MAX_UNKNOWN_PATHS]
-    others = groups[MAX_UNKNOWN_PATHS:]
-    for group in named:
-        detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
-        yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)
-    if others:
-        detail = f"schema id {schema_id} has no message at the record's index path"
-        yield Rejected(Reason.BAD_INDEX, detail, np.concatenate([group.rows for group in others]), schema_id)
-
-
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
     """One entry for all rows with the same reason, detail and schema id."""
     alike: dict[tuple[Reason, str, SchemaId | None], list[Rows]] = {}
@@ -264,7 +236,7 @@ def allow_deep_calls() -> None:
 
 
 #: Class of a compiled schema -> its decoder.
-_DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules | None], PayloadDecoder]] = {
+_DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules], PayloadDecoder]] = {
     ProtobufSchema: ProtobufDecoder,
     AvroSchema: lambda schema, _, rules: AvroDecoder(schema, rules),
     JsonSchema: lambda schema, _, rules: JsonDecoder(schema, rules),
@@ -274,7 +246,7 @@ _DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules | None], PayloadD
 _SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}
 
 
-def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules | None = None) -> PayloadDecoder:
+def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules = NO_RULES) -> PayloadDecoder:
     """The decoder of one message type; DataError if there is no such type, or it cannot be decoded.
 
     `rules`: of single bad values; None: the default, by which the record is bad.
@@ -296,8 +268,6 @@ def from_json(stored: Mapping[str, Any]) -> CompiledSchema:
     values = {f.name: stored[f.name] for f in fields(kind)}
     if "files" in values:
         values["files"] = base64.b64decode(values["files"])
-    else:
-        values["references"] = tuple((name, text) for name, text in values["references"])
     compiled: CompiledSchema = kind(**values)
     return compiled
 
@@ -342,7 +312,7 @@ def _of_avro(text: str) -> str | None:
 
 def _of_json(schema: RegistrySchema) -> str | None:
     try:
-        name = JsonSchema(schema.schema_id, schema.text).message
+        name = SchemaText(schema).message
     except DataError:
         return None
     return None if name == UNNAMED else name

@@ -193,9 +193,7 @@ def split(
     in_value = ~null
     of_headers: tuple[list[FrameGroup], list[BadFrames]] = [], []
     if headers is not None and len(headers.flatten()):
-        rows, identities = _identities(headers, in_value)
-        in_value[rows] = False
-        of_headers = _split_headers(rows, identities, indexless)
+        of_headers = _split_headers(headers, in_value, indexless)
     groups, damaged = _Frames(values).split(np.flatnonzero(in_value), indexless)
     damaged = [
         part for item in damaged for part in (_foreign(item, values, headers) if item.reason == Reason.BAD_MAGIC else [item])
@@ -206,20 +204,16 @@ def split(
 def _foreign(bad: BadFrames, values: pa.BinaryArray, headers: pa.ListArray | None) -> list[BadFrames]:
     """Rows without a frame, apart by the serializer that has written them."""
     taken = values.take(pa.array(bad.rows))
-    parts = [bad]
     heads = pc.binary_slice(taken, 0, stop=2)
-    is_glue = pc.and_(pc.is_in(heads, pa.array(_GLUE)), pc.greater_equal(pc.binary_length(taken), _GLUE_BYTES))
-    masks = [(_OF_GLUE, np.asarray(is_glue))]
+    is_glue = np.asarray(pc.and_(pc.is_in(heads, pa.array(_GLUE)), pc.greater_equal(pc.binary_length(taken), _GLUE_BYTES)))
+    is_apicurio = np.zeros(len(taken), dtype=bool)
     if headers is not None and len(headers.flatten()):
         parents = pc.list_parent_indices(headers).to_numpy()
         names = headers.flatten().field("key")
         has_id = np.asarray(pc.fill_null(pc.is_in(names, pa.array(_APICURIO_HEADERS)), False))
-        masks.append((_OF_APICURIO, np.isin(bad.rows, parents[has_id])))
-    for detail, mask in masks:
-        rest = parts.pop()
-        mine = np.isin(rest.rows, bad.rows[mask])
-        parts += [replace(rest, rows=rest.rows[mine], detail=detail), replace(rest, rows=rest.rows[~mine])]
-    return [part for part in parts if len(part.rows)]
+        is_apicurio = np.isin(bad.rows, parents[has_id]) & ~is_glue
+    masks = ((_OF_GLUE, is_glue), (_OF_APICURIO, is_apicurio), (bad.detail, ~is_glue & ~is_apicurio))
+    return [replace(bad, rows=bad.rows[mask], detail=detail) for detail, mask in masks if mask.any()]
 
 
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
@@ -256,24 +250,19 @@ def parse_indexes(data: bytes) -> tuple[IndexPath, int] | None:
     return None
 
 
-def _identities(headers: pa.ListArray, among: Mask) -> tuple[Rows, pa.BinaryArray]:
-    """Rows of a mask with a schema header, and its value; of several the last one, as in Java's client."""
+def _split_headers(headers: pa.ListArray, in_value: Mask, indexless: Set[SchemaId]) -> tuple[list[FrameGroup], list[BadFrames]]:
+    """Group the rows of a mask that have a schema header by the frame in it, and take them out of the mask."""
     parents = pc.list_parent_indices(headers).to_numpy()
     items = headers.flatten()
     mine = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(items.field("key"), ID_HEADER), False)))
-    last = np.append(parents[mine][1:] != parents[mine][:-1], True) if len(mine) else np.empty(0, dtype=bool)
-    chosen = mine[last]
-    chosen = chosen[among[parents[chosen]]]
-    values = items.field("value").take(pa.array(chosen))
-    return parents[chosen].astype(np.int64), pc.fill_null(values, b"").cast(pa.binary())
-
-
-def _split_headers(
-    rows: Rows, identities: pa.BinaryArray, indexless: Set[SchemaId]
-) -> tuple[list[FrameGroup], list[BadFrames]]:
-    """Group rows by the frames in their schema headers."""
-    if not len(rows):
+    # Of several the last one, as in Java's client.
+    chosen = mine[np.diff(parents[mine], append=-1) != 0]
+    chosen = chosen[in_value[parents[chosen]]]
+    if not len(chosen):
         return [], []
+    rows = parents[chosen].astype(np.int64)
+    in_value[rows] = False
+    identities = pc.fill_null(items.field("value").take(pa.array(chosen)), b"").cast(pa.binary())
     frames = _Frames(identities)
     framed, damaged = frames.split(np.arange(len(rows)), indexless)
     groups = []
@@ -333,7 +322,6 @@ class _Frames:
         return rows[~is_bad]
 
     def _split_indexes(self, schema_id: SchemaId, rows: Rows, prefix: int) -> None:
-        """Group the rows of one schema by message indexes."""
         rows = self._take_out(rows, self.lengths[rows] == prefix, Reason.TOO_SHORT, schema_id)
         first = self._raw[self._starts[rows] + prefix].astype(np.int64)
         plain = first == 0

@@ -114,7 +114,6 @@ class Shape:
 
 
 def _in_elements(lists: pa.Array, inner: Shape) -> Rows:
-    """Cells of the elements of each list."""
     if not len(lists):
         return NO_ROWS  # the JVM sends no lists without any offset: to read it would end the process
     offsets = lists.offsets.to_numpy().astype(np.int64)
@@ -240,23 +239,20 @@ class CompiledSchema(ABC):
 
 @dataclass(frozen=True)
 class SingleTypeSchema(CompiledSchema):
-    """Base class of schemas with one message type; `text` and `references`: what decoding needs of the registered ones."""
+    """Base class of schemas with one message type: its full name ("": none), and `text`, what decoding needs."""
 
     text: str
-    references: tuple[tuple[str, str], ...] = ()
+    message: str = ""
 
-    def has(self, path: IndexPath) -> bool:
-        """See `CompiledSchema.has`; the text is not parsed."""
-        return path == ()
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002
-        """See `CompiledSchema.paths`; the text is not parsed."""
-        return [()]
+    @property
+    def names(self) -> dict[IndexPath, str]:
+        """See `CompiledSchema.names`."""
+        return {(): self.message}
 
     @property
     def size(self) -> int:
         """See `CompiledSchema.size`."""
-        return len(self.text) + sum(len(text) for _, text in self.references)
+        return len(self.text)
 
 
 @dataclass
@@ -296,6 +292,8 @@ class PayloadDecoder(Protocol):
 
 #: Usual payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
 BATCH_BYTES = 2**28
+#: Bytes, about, of a cell as long as it is a value of Python.
+_VALUE_BYTES = 32
 #: The column of a top-level value that has no fields of its own.
 VALUE = "value"
 
@@ -308,7 +306,7 @@ class Projection:
         self._message = message
         self._fields = fields
         self._columns: ColumnMap | None = None
-        self._targets: list[pa.Field] = []
+        self._schema = pa.schema([])
         self._shape = Shape(0)
 
     def decoded(
@@ -317,7 +315,6 @@ class Projection:
         """Decoded parts (positions, rows) with one column per field; those with too many cells become bad."""
         if columns is not self._columns:
             self._use(columns)
-        schema = pa.schema(self._targets)
         projected: list[pa.RecordBatch] = []
         good = [NO_ROWS]
         rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
@@ -326,84 +323,100 @@ class Projection:
             over = self._shape.in_lists(batch) > MAX_RECORD_CELLS if self._shape.lists else NO_ROWS
             if over.any():
                 rejected.append((Reason.TOO_MANY_VALUES, f"{self._message}: {TOO_MANY}", rows[over]))
-                projected.append(self._projected(batch.filter(pa.array(~over)), columns, schema))
                 good.append(rows[~over])
+                projected.append(self._projected(batch.filter(pa.array(~over)), columns))
             else:
-                projected.append(self._projected(batch, columns, schema))
                 good.append(rows)
-        return Decoded(pa.Table.from_batches(projected, schema), np.concatenate(good), rejected)
+                projected.append(self._projected(batch, columns))
+        return Decoded(pa.Table.from_batches(projected, self._schema), np.concatenate(good), rejected)
 
     def _use(self, columns: ColumnMap) -> None:
-        """From now on project to the columns of this map."""
         names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
         self._columns = columns
-        self._targets = [pa.field(name, columns.columns[name]) for name in names]
-        self._shape = Shape(0, tuple(self._lists(columns)))
+        self._schema = pa.schema([pa.field(name, columns.columns[name]) for name in names])
+        lists = [
+            ((index, *steps), inner)
+            for index, (item, target) in enumerate(zip(self._fields, self._schema, strict=True))
+            for steps, inner in _lists(item, item.type, target.type, self._message, (item.id,), columns)
+        ]
+        self._shape = Shape(0, tuple(lists))
 
-    def _projected(self, batch: pa.RecordBatch, columns: ColumnMap, schema: pa.Schema) -> pa.RecordBatch:
+    def _projected(self, batch: pa.RecordBatch, columns: ColumnMap) -> pa.RecordBatch:
         arrays = [
             _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
-            for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
+            for index, (item, target) in enumerate(zip(self._fields, self._schema, strict=True))
         ]
         # Of a message without fields, only its rows are known.
-        return pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else batch
-
-    def _lists(self, columns: ColumnMap) -> Iterator[tuple[tuple[int | str, ...], Shape]]:
-        for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True)):
-            for steps, inner in _lists(item, item.type, target.type, self._message, (item.id,), columns):
-                yield (index, *steps), inner
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch
 
 
 class RowDecoder(ABC):
     """Decodes payload by payload (see `PayloadDecoder`); a bad row affects no other one."""
 
-    def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
-        """`budget`: of the payload that is read, for the elements of its lists."""
+    def __init__(self, message: str, fields: tuple[Field, ...], type_: pa.DataType, budget: CellBudget) -> None:
+        """`type_`: a struct of the fields; `budget`: of the payload that is read, for the elements of its lists."""
         self.message = message
         self.fields = fields
         self.budget = budget
         #: Columns of the values that became NULL, of good rows and of the current one.
         self.nulled: list[str] = []
+        self._type = type_
+        self._raw_type = _raw(type_)
+        self._cells = cells_of(type_)
         self._projection = Projection(message, fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
         """Decode a batch; `batch_bytes`: payload bytes of one Arrow array."""
         rows: list[int] = []
+        values: list[object] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         parts: list[tuple[Rows, pa.RecordBatch]] = []
-        read = self._read
         nulled = self.nulled
         settled = 0
         size = 0
         for row, payload in enumerate(payloads.to_pylist()):
             self.budget.reset()
             try:
-                read(payload)
+                values.append(self._read(payload))
                 rows.append(row)
                 settled = len(nulled)
             except DAMAGE as error:
                 del nulled[settled:]
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
-            # Values in JSON text have names, which the payload has not.
-            size += len(payload) + self.budget.spent * CELL_BYTES
+            # Values take more memory than the payload, and those in JSON text have names, which it has not.
+            size += len(payload) + (self._cells + self.budget.spent) * _VALUE_BYTES
             if size > batch_bytes:
-                parts.append((np.array(rows, np.int64), self._finish()))
+                parts.append((np.array(rows, np.int64), self._batch(values)))
                 rows = []
+                values = []
                 size = 0
-        parts.append((np.array(rows, np.int64), self._finish()))
+        parts.append((np.array(rows, np.int64), self._batch(values)))
         decoded = self._projection.decoded(parts, columns, bad)
         decoded.nulled.update(nulled)
         nulled.clear()
         return decoded
 
     @abstractmethod
-    def _read(self, payload: bytes) -> None:
-        """Add the row of a payload; raises `DAMAGE` for a bad one, of which nothing is left."""
+    def _read(self, payload: bytes) -> object:
+        """A payload's row as pyarrow takes it, decimals as their bytes; raises `DAMAGE` for a bad one."""
 
-    @abstractmethod
-    def _finish(self) -> pa.RecordBatch:
-        """The rows so far, one column per field; there are none left then."""
+    def _batch(self, values: list[object]) -> pa.RecordBatch:
+        if not self.fields:
+            return pa.RecordBatch.from_arrays([], names=[])
+        array = pa.array(values, self._raw_type)
+        return pa.RecordBatch.from_struct_array(array if self._raw_type == self._type else array.view(self._type))
+
+
+def _raw(kind: pa.DataType) -> pa.DataType:
+    """The type with the bytes of decimals, which become decimals without a copy."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(f.name, _raw(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_raw(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _raw(kind.item_type))
+    return pa.binary(16) if pa.types.is_decimal(kind) else kind
 
 
 def _lists(
@@ -458,12 +471,7 @@ _UTC = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True)
 class ColumnsSchema(SingleTypeSchema):
-    """A schema of columns."""
-
-    @property
-    def names(self) -> dict[IndexPath, str]:
-        """One type without a name: files have no message type."""
-        return {(): ""}
+    """A schema of columns; its type has no name, as files have no message type."""
 
 
 class ColumnsDecoder:

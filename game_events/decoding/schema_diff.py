@@ -5,21 +5,20 @@ after an upgrade or a move to another product: keys in another order, maps as me
 comments and options. The texts are compiled only if they differ.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
 
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 
-from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.avro_schema import AvroSchema, AvroType
 from game_events.decoding.columns import ColumnMap, Field, FieldId, field_key, path_inside
 from game_events.decoding.decoder import compile_schema
 from game_events.decoding.frame import RegistrySchema
-from game_events.decoding.json.schema import JsonSchema, json_type
-from game_events.decoding.projection import CompiledSchema, EnumValues
-from game_events.decoding.protobuf.fields import DECLARED
-from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.json_schema import JsonSchema
+from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, EnumValues
+from game_events.decoding.protobuf.schema import DECLARED, ProtobufSchema, members
 from game_events.errors import DataError
 
 #: Message full name -> its fields, in one schema version.
@@ -123,24 +122,18 @@ def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) 
     changes = []
     for enum in sorted(set(old) & set(new)):
         for known_by in {**old[enum], **new[enum]}:
+            was, now = old[enum].get(known_by), new[enum].get(known_by)
             number = f" = {known_by}" if isinstance(known_by, int) else ""
-            change = _value_change(enum, number, old[enum].get(known_by), new[enum].get(known_by))
-            if change is not None:
-                changes.append(change)
+            before, after = f"{was}{number}", f"{now}{number}"
+            if was is None:
+                effect = f"rows of this version may hold {now}"
+                changes.append(Change(Kind.VALUE_ADDED, enum, now or "", None, after, effect))
+            elif now is None:
+                changes.append(Change(Kind.VALUE_REMOVED, enum, was, before, None, f"older rows keep {was}"))
+            elif was != now:
+                effect = f"rows of this version hold {now}, older rows keep {was}"
+                changes.append(Change(Kind.VALUE_RENAMED, enum, now, before, after, effect))
     return changes
-
-
-def _value_change(enum: str, number: str, was: str | None, now: str | None) -> Change | None:
-    """The change of an enum's value, by its names; `number`: what follows them in a declaration."""
-    before = f"{was}{number}"
-    after = f"{now}{number}"
-    if was is None:
-        return Change(Kind.VALUE_ADDED, enum, now or "", None, after, f"rows of this version may hold {now}")
-    if now is None:
-        return Change(Kind.VALUE_REMOVED, enum, was, before, None, f"older rows keep {was}")
-    if was == now:
-        return None
-    return Change(Kind.VALUE_RENAMED, enum, now, before, after, f"rows of this version hold {now}, older rows keep {was}")
 
 
 def _changes(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> Iterator[Change]:
@@ -195,19 +188,9 @@ def difference(old: RegistrySchema, new: RegistrySchema) -> str | None:
         return f"the old text does not compile ({before})"
     if isinstance(after, str):
         return f"the new text does not compile ({after})"
-    return next(_differences(before, after), None)
-
-
-def _differences(before: CompiledSchema, after: CompiledSchema) -> Iterator[str]:
-    match before, after:
-        case ProtobufSchema(), ProtobufSchema():
-            yield from _of_protobuf(before, after)
-        case AvroSchema(), AvroSchema():
-            yield from _of_avro([(before.root.name, before.root, after.root)])
-        case JsonSchema(), JsonSchema():
-            yield from _of_json(before, after)
-        case _:
-            yield "it is of another kind"
+    was, now = dict(_described(before)), dict(_described(after))
+    places = (place for place in was | now if was.get(place) != now.get(place))
+    return next((f"{place} is {now.get(place, 'nothing')} instead of {was.get(place, 'nothing')}" for place in places), None)
 
 
 def _compiled(schema: RegistrySchema, other: RegistrySchema) -> CompiledSchema | str:
@@ -220,137 +203,92 @@ def _compiled(schema: RegistrySchema, other: RegistrySchema) -> CompiledSchema |
         return str(error)
 
 
-def _of_protobuf(old: ProtobufSchema, new: ProtobufSchema) -> Iterator[str]:
-    """Differences of message types, up to the first message type whose fields differ."""
-    before, after = old.paths_without_entries, new.paths_without_entries
-    for path in sorted(before.keys() | after.keys()):
-        if before.get(path) != after.get(path):
-            yield f"message index {list(path)} is {after.get(path, 'no type')} instead of {before.get(path, 'no type')}"
-    waiting = [(old.pool.FindMessageTypeByName(name), new.pool.FindMessageTypeByName(name)) for name in before.values()]
+def _described(schema: CompiledSchema) -> Iterator[tuple[str, str]]:
+    """All that decoding knows of a schema: each place in it once, with what is there."""
+    match schema:
+        case ProtobufSchema():
+            return _of_protobuf(schema)
+        case AvroSchema():
+            return _of_avro(schema.root)
+        case JsonSchema():
+            return _of_json(schema)
+        case ColumnsSchema():
+            return ((f"column {item.name!r}", item.declared) for item in ColumnsDecoder(schema).fields)
+    raise TypeError(type(schema))
+
+
+def _of_protobuf(schema: ProtobufSchema) -> Iterator[tuple[str, str]]:
+    paths = schema.paths_without_entries
+    yield from ((f"message index {list(path)}", name) for path, name in sorted(paths.items()))
+    waiting = deque(schema.pool.FindMessageTypeByName(name) for name in paths.values())
     seen: set[str] = set()
     while waiting:
-        one, other = waiting.pop()
-        if one.full_name in seen:
+        message = waiting.popleft()
+        if message.full_name in seen:
             continue
-        seen.add(one.full_name)
-        if one.GetOptions().message_set_wire_format != other.GetOptions().message_set_wire_format:
-            yield f"{one.full_name} is a message set in one of them only"
-        mine, others = _fields(old, one), _fields(new, other)
-        for number in sorted(mine.keys() | others.keys()):
-            was, now = _shown(mine.get(number)), _shown(others.get(number))
-            if was != now:
-                yield f"field {number} of {one.full_name} is {now} instead of {was}"
-                return
-            yield from _of_enum(mine[number].enum_type, others[number].enum_type)
-            inner = mine[number].message_type
-            other_inner = others[number].message_type
-            if inner is not None and other_inner is not None:
-                waiting.append((inner, other_inner))
+        seen.add(message.full_name)
+        is_set = message.GetOptions().message_set_wire_format
+        yield f"the encoding of {message.full_name}", "that of a message set" if is_set else "that of messages"
+        for item in sorted(members(message, schema.pool), key=lambda f: int(f.number)):
+            yield f"field {item.number} of {message.full_name}", _shown(item)
+            if item.message_type is not None:
+                waiting.append(item.message_type)
+            if item.enum_type is not None and item.enum_type.full_name not in seen:
+                seen.add(item.enum_type.full_name)
+                # Of a closed one, numbers without a name are unknown fields.
+                yield f"the enum {item.enum_type.full_name}", "closed" if item.enum_type.is_closed else "open"
+                for number, value in sorted(item.enum_type.values_by_number.items()):
+                    yield f"{number} of the enum {item.enum_type.full_name}", value.name
 
 
-def _fields(schema: ProtobufSchema, message: Descriptor) -> dict[int, FieldDescriptor]:
-    return {f.number: f for f in [*message.fields, *schema.pool.FindAllExtensions(message)]}
-
-
-def _shown(item: FieldDescriptor | None) -> str:
-    """A field as declared, without options."""
-    if item is None:
-        return "nothing"
+def _shown(item: FieldDescriptor) -> str:
     named = item.message_type or item.enum_type
     kind = named.full_name if named is not None else DECLARED[item.type]
     label = "repeated " if item.is_repeated else "optional " if item.has_presence else ""
-    name = item.full_name if item.is_extension else item.name
-    return f"{label}{kind} {name}{_remarks(item)}"
-
-
-def _remarks(item: FieldDescriptor) -> str:
-    """What the name and type of a field do not say."""
-    remarks = ""
+    shown = f"{label}{kind} {item.full_name if item.is_extension else item.name}"
     if item.message_type is not None and item.message_type.GetOptions().map_entry:
-        remarks += " (a map)"
+        shown += " (a map)"
     if item.type == FieldDescriptor.TYPE_GROUP:
-        remarks += " (a group)"
+        shown += " (a group)"
     # A oneof of one member (proto3 `optional`) says no more than its presence.
     if item.containing_oneof is not None and len(item.containing_oneof.fields) > 1:
         numbers = sorted(f.number for f in item.containing_oneof.fields)
-        remarks += f" (one of the fields {', '.join(map(str, numbers))})"
-    return remarks
+        shown += f" (one of the fields {', '.join(map(str, numbers))})"
+    return shown
 
 
-def _of_enum(old: EnumDescriptor | None, new: EnumDescriptor | None) -> Iterator[str]:
-    """Differences of two enums of one name; none where fields have no enum."""
-    if old is None or new is None:
-        return
-    if old.is_closed != new.is_closed:
-        yield f"the enum {old.full_name} is {'closed' if new.is_closed else 'open'}: numbers without a name decode otherwise"
-    before, after = ({number: value.name for number, value in enum.values_by_number.items()} for enum in (old, new))
-    for number in sorted(before.keys() | after.keys()):
-        if before.get(number) != after.get(number):
-            now, was = after.get(number, "no value"), before.get(number, "no value")
-            yield f"{number} of the enum {old.full_name} is {now} instead of {was}"
-
-
-def _of_avro(waiting: list[tuple[str, AvroType, AvroType]]) -> Iterator[str]:
-    """Differences of pairs of types, with their paths, up to the first pair whose inner types do not correspond."""
-    seen: set[tuple[int, int]] = set()
+def _of_avro(root: AvroType) -> Iterator[tuple[str, str]]:
+    waiting = deque([("its type", root, "")])
+    seen: set[str] = set()
     while waiting:
-        path, old, new = waiting.pop()
-        if (id(old), id(new)) in seen:
+        place, kind, name = waiting.popleft()
+        yield place, _shown_avro(kind) + name
+        waiting += [(f"type {number} in {place}", inner, "") for number, inner in enumerate(kind.items)]
+        if kind.kind not in ("record", "enum") or kind.name in seen:
             continue
-        seen.add((id(old), id(new)))
-        if (old.kind, old.name, old.logical, old.size) != (new.kind, new.name, new.logical, new.size):
-            yield f"{path} is {_shown_avro(new)} instead of {_shown_avro(old)}"
-        other_member = next(_other_members(old, new), None)
-        if other_member is not None:
-            yield other_member
-            return
-        waiting += [(f"{old.name}.{f.name}", f.type, g.type) for f, g in zip(old.fields, new.fields, strict=True)]
-        if len(old.items) != len(new.items):
-            yield f"{path} has {len(new.items)} branches instead of {len(old.items)}"
-            return
-        waiting += [(path, inner, other) for inner, other in zip(old.items, new.items, strict=True)]
-
-
-def _other_members(old: AvroType, new: AvroType) -> Iterator[str]:
-    """Differences of the symbols of an enum, or the names of a record's fields."""
-    for number, (was, now) in enumerate(zip_longest(old.symbols, new.symbols)):
-        if was != now:
-            yield f"symbol {number} of the enum {old.name} is {now or 'nothing'} instead of {was or 'nothing'}"
-    names = [[(f.name, f.identity) for f in kind.fields] for kind in (old, new)]
-    for number, (before, after) in enumerate(zip_longest(*names)):
-        if before != after:
-            yield f"field {number} of {old.name} is {_named(after)} instead of {_named(before)}"
+        seen.add(kind.name)
+        yield from ((f"symbol {number} of the enum {kind.name}", symbol) for number, symbol in enumerate(kind.symbols))
+        for number, item in enumerate(kind.fields):
+            once = f" (once {item.identity})" if item.identity != item.name else ""
+            waiting.append((f"field {number} of {kind.name}", item.type, f" {item.name}{once}"))
 
 
 def _shown_avro(kind: AvroType) -> str:
-    name = kind.name if kind.name == kind.kind else f"{kind.kind} {kind.name}"
-    size = f" of {kind.size} bytes" if kind.kind == "fixed" else ""
+    shown = kind.name if kind.name == kind.kind else f"{kind.kind} {kind.name}"
+    if kind.kind == "fixed":
+        shown += f" of {kind.size} bytes"
     if kind.logical is None:
-        return name + size
+        return shown
     digits = f"({kind.logical.precision}, {kind.logical.scale})" if kind.logical.precision else ""
-    return f"{name}{size} ({kind.logical.name}{digits})"
+    return f"{shown} ({kind.logical.name}{digits})"
 
 
-def _named(field: tuple[str, str] | None) -> str:
-    if field is None:
-        return "nothing"
-    name, identity = field
-    return name if name == identity else f"{name} (once {identity})"
-
-
-def _of_json(old: JsonSchema, new: JsonSchema) -> Iterator[str]:
-    """Differences of title and types, up to the first type of another kind."""
-    if old.message != new.message:
-        yield f"its title is {new.message} instead of {old.message}"
-    waiting = [("the document", json_type(old), json_type(new))]
+def _of_json(schema: JsonSchema) -> Iterator[tuple[str, str]]:
+    yield "its title", schema.message
+    waiting = [("the document", schema.type)]
     while waiting:
-        path, was, now = waiting.pop()
-        before, after = dict(was.fields), dict(now.fields)
-        for name in sorted(before.keys() ^ after.keys()):
-            yield f"property {name} of {path} is {'gone' if name in before else 'new'}"
-        if was.kind != now.kind:
-            yield f"{path} is {now.kind} instead of {was.kind}"
-            return
-        waiting += [(name if path == "the document" else f"{path}.{name}", before[name], after[name]) for name in before]
-        if was.item is not None and now.item is not None:
-            waiting.append((path, was.item, now.item))
+        place, kind = waiting.pop()
+        yield place, kind.kind
+        waiting += [(f"{name!r} of {place}", inner) for name, inner in kind.fields]
+        if kind.item is not None:
+            waiting.append((f"an item of {place}", kind.item))

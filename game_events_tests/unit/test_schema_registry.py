@@ -307,7 +307,7 @@ def test_another_meaning_of_an_archived_id_quarantines_its_own_records_until_the
     ((reason, detail),) = plan.rejected.values()
     assert reason is Reason.REGISTRY_CHANGED
     assert f"{served['url']} gives schema id 1 another meaning" in detail
-    assert "T is record U instead of record T" in detail
+    assert "its type is record U instead of record T" in detail
     assert catalog.archive([1]) == []
     served |= {"/schemas/ids/1": good('{"fields": [], "name": "T", "type": "record"}')}
     assert catalog.plan(ColumnMap(), [(1, ())]).rejected, "it was asked a moment ago"

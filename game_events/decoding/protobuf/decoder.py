@@ -7,54 +7,29 @@ rejected with a diagnosis.
 The surrogate schema has the same wire format without constructs that the native decoder refuses or misreads: only names
 ``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
-
-Before anything is decoded, the cells of the lists in long payloads are counted, as parsers allocate each element in full: a
-walk over the tags that enters only messages with lists in them, and those that are parsed whole. What is malformed ends the
-count: parsers end there, too.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 import ptars
 import pyarrow as pa
 from google.protobuf import message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.columns import ColumnMap, ColumnRules, Field
+from game_events.decoding.columns import NO_RULES, ColumnMap, ColumnRules, Field
 from game_events.decoding.frame import NO_ROWS, IndexPath, Reason, Rows
-from game_events.decoding.projection import MAX_RECORD_CELLS, TOO_MANY, Decoded, Projection, cells_of_element
-from game_events.decoding.protobuf.diagnosis import (
-    END_OF_GROUP,
-    FIXED_WIRES,
-    GROUP,
-    LENGTH,
-    MAX_LEVELS,
-    FaultError,
-    FaultFinder,
-    varint,
-)
-from game_events.decoding.protobuf.fields import (
-    FIXED_SIZES,
-    MESSAGES,
-    ForeignFields,
-    Label,
-    Node,
-    Role,
-    is_group,
-    members,
-    tree_of,
-)
-from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.projection import TOO_MANY, Decoded, Projection
+from game_events.decoding.protobuf.schema import MESSAGES, Label, Node, ProtobufSchema, Role, tree_of
 from game_events.decoding.protobuf.verification import Doubts, read
+from game_events.decoding.protobuf.wire import CellCounter, FaultFinder, ForeignFields
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -77,8 +52,6 @@ _WIDER = {
 }
 
 
-#: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
-MAX_FAILURES = 48
 #: Rows by their positions, and the same rows decoded.
 Part = tuple[Rows, pa.RecordBatch]
 
@@ -98,31 +71,30 @@ class NativeDecoder:
         except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
             raise _contained(error, "the native decoder does not take the type") from None
 
-    def decode(
-        self, payloads: pa.BinaryArray, rows: Rows, max_failures: int | None = MAX_FAILURES
-    ) -> tuple[list[Part], Rows, list[tuple[int, DataError]]]:
-        """Decode rows, bisecting failed parts until bad rows are isolated, or `max_failures` attempts have failed.
+    def batch(self, payloads: pa.BinaryArray, rows: Rows) -> pa.RecordBatch:
+        """Decode rows; DataError if one is refused."""
+        taken = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows))
+        try:
+            return self._handler.array_to_record_batch(taken)
+        except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
+            raise _contained(error, "not a message of its schema") from None
 
-        Returns decoded parts, the remaining positions, and each bad position with its error.
-        """
+    def parts(self, payloads: pa.BinaryArray) -> tuple[list[Part], list[tuple[int, DataError]]]:
+        """Decode all rows, bisecting until the refused ones are isolated, each with its error."""
         done: list[Part] = []
-        bad: list[tuple[int, DataError]] = []
-        stack = [rows] if len(rows) else []
-        failures = 0
-        while stack and (max_failures is None or failures < max_failures):
+        refused: list[tuple[int, DataError]] = []
+        stack = [np.arange(len(payloads), dtype=np.int64)] if len(payloads) else []
+        while stack:
             part = stack.pop()
-            taken = payloads if len(part) == len(payloads) else payloads.take(pa.array(part))
             try:
-                done.append((part, self._handler.array_to_record_batch(taken)))
-            except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
-                failure = _contained(error, "not a message of its schema")
-                failures += 1
-                if len(part) > 1:
-                    half = len(part) // 2
+                done.append((part, self.batch(payloads, part)))
+            except DataError as error:
+                half = len(part) // 2
+                if half:
                     stack += [part[half:], part[:half]]
                 else:
-                    bad.append((int(part[0]), failure))
-        return done, np.concatenate([*stack, np.empty(0, dtype=np.int64)]), bad
+                    refused.append((int(part[0]), error))
+        return done, refused
 
 
 def _contained(error: BaseException, what: str) -> DataError:
@@ -182,7 +154,7 @@ Bad = dict[tuple[Reason, str], list[int]]
 class ProtobufDecoder:
     """Decodes one message type of one schema id (see `PayloadDecoder`)."""
 
-    def __init__(self, compiled: ProtobufSchema, path: IndexPath, rules: ColumnRules | None = None) -> None:
+    def __init__(self, compiled: ProtobufSchema, path: IndexPath, rules: ColumnRules = NO_RULES) -> None:
         """Raises DataError if there is no message at this path, or the native library does not support the schema."""
         descriptor = compiled.message(path)
         if descriptor is None:
@@ -197,12 +169,12 @@ class ProtobufDecoder:
             raise DataError(f"schema id {compiled.schema_id}: {self.message} is not supported: {error}") from None
         self.fields: tuple[Field, ...] = tuple(node.as_field() for node in self._nodes)
         self._projection = Projection(self.message, self.fields)
-        self._nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        self._nullable = rules.nullable(self.message, self.fields)
         self._nulled: Counter[str] = Counter()
         self._cells = CellCounter(self._nodes, compiled.pool)
         moved = [n.name for n in self._nodes if n.is_foreign]
         is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
-        self._foreign = ForeignFields(self._nodes, descriptor) if is_slow else None
+        self._foreign = ForeignFields.of(self._nodes, descriptor) if is_slow else None
         if is_slow:
             log.warning(
                 "slow_decoding=true schema_id=%s message=%s fields=%s reason=%r",
@@ -218,17 +190,10 @@ class ProtobufDecoder:
         if self._foreign is None:
             long = again[lengths[again] >= GUARDED_BYTES]
             rows = self._readable(payloads, again, bad, among=long) if len(long) else again
-            decoded, left, failed = self._native.decode(payloads, rows)
-            if len(left):
-                # Many are bad: Python's protobuf finds them in one pass.
-                more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))
-                decoded += more
-                failed += others
-            again = np.concatenate([left, np.asarray([pos for pos, _ in failed], dtype=np.int64)])
-            for part, batch in decoded:
-                sure, doubted = self._verified(payloads, part, batch, lengths, bad)
+            again, batch = self._decoded(payloads, rows, bad)
+            if batch is not None:
+                sure, again = self._verified(payloads, again, batch, lengths, bad)
                 parts.append(sure)
-                again = np.concatenate([again, doubted])
         if len(again):
             parts += self._reencoded(payloads, again, bad)
         result = self._projection.decoded(parts, columns, bad)
@@ -246,12 +211,22 @@ class ProtobufDecoder:
         bad[Reason.TOO_MANY_VALUES, f"{self.message}: {TOO_MANY}"] = over
         return np.delete(rows, over)
 
+    def _decoded(self, payloads: pa.BinaryArray, rows: Rows, bad: Bad) -> tuple[Rows, pa.RecordBatch | None]:
+        """Rows, without bad ones if there are any, decoded natively; None: that refuses one that Python's protobuf reads."""
+        for is_checked in (False, True):
+            if is_checked:
+                rows = self._readable(payloads, rows, bad)
+            if not len(rows):
+                break
+            with suppress(DataError):
+                return rows, self._native.batch(payloads, rows)
+        return rows, None
+
     def _verified(
         self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: Bad
     ) -> tuple[Part, Rows]:
         """The verified rows of a natively decoded part, and the doubtful ones."""
-        reading = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part], self._nullable)
-        doubts = reading.doubts
+        stored, doubts = read(self._nodes, batch, lengths if len(part) == len(lengths) else lengths[part], self._nullable)
         doubted = _distinct([*doubts.wrong, *doubts.ambiguous, *doubts.unfit])
         dropped = doubted
         if doubts.unread:
@@ -259,10 +234,9 @@ class ProtobufDecoder:
             read_by_python = self._readable(payloads, part[unread], bad)
             dropped = np.concatenate([doubted, unread[~np.isin(part[unread], read_by_python)]])
         self._note_nulled(doubts, dropped)
-        return _without((part, reading.batch), dropped), part[doubted]
+        return _without((part, stored), dropped), part[doubted]
 
     def _note_nulled(self, doubts: Doubts, dropped: Rows) -> None:
-        """Count the values that became NULL in rows that are kept."""
         for column, rows in doubts.nulled.items():
             self._nulled[column] += int((~np.isin(np.concatenate(rows), dropped)).sum())
 
@@ -289,24 +263,24 @@ class ProtobufDecoder:
         written = pa.array(texts, pa.binary())
         origin = np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
-        decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
-        for pos, failure in failed:
+        decoded, refused = self._native.parts(written)
+        for pos, failure in refused:
             self._reject(bad, kept[pos], payloads[kept[pos]].as_py(), str(failure))
         parts = []
         for part, batch in decoded:
-            reading = read(self._nodes, batch, lengths[part], self._nullable)
+            stored, doubts = read(self._nodes, batch, lengths[part], self._nullable)
             places = origin[part]
             # Only values may be wrong now.
-            unfit = _distinct(reading.doubts.unfit)
+            unfit = _distinct(doubts.unfit)
             for pos in places[unfit].tolist():
                 # Without a fault: a time that is out of range only after merging two.
                 self._reject(bad, pos, payloads[pos].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE)
-            wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
+            wrong = np.setdiff1d(_distinct(doubts.wrong), unfit, assume_unique=True)
             for pos in places[wrong].tolist():
                 self._reject(bad, pos, payloads[pos].as_py(), "the native decoder and Python's protobuf disagree")
             dropped = np.concatenate([unfit, wrong])
-            self._note_nulled(reading.doubts, dropped)
-            parts.append(_without((places, reading.batch), dropped))
+            self._note_nulled(doubts, dropped)
+            parts.append(_without((places, stored), dropped))
         return parts
 
     def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: Bad, among: Rows | None = None) -> Rows:
@@ -335,133 +309,9 @@ def _distinct(rows: list[Rows]) -> Rows:
 
 
 def _without(part: Part, dropped: Rows) -> Part:
-    """A part without some of its rows, given by index."""
     if not len(dropped):
         return part
     keep = np.ones(len(part[0]), dtype=bool)
     keep[dropped] = False
     # A batch without columns has no rows to filter.
     return part[0][keep], part[1].filter(pa.array(keep)) if part[1].num_columns else part[1]
-
-
-#: The smallest number with a varint of two bytes.
-_TWO_BYTES = 0x80
-#: For `bytes.translate`: what is left are the last bytes of varints.
-_CONTINUED = bytes(range(0x80, 0x100))
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A field: cells of one occurrence; fields of its message, if it has lists; bytes of a packed element (0: varints)."""
-
-    cells: int
-    inside: Mapping[int, _Item]
-    is_group: bool
-    packed: int | None
-
-
-_OTHER = _Item(0, {}, is_group=False, packed=None)
-_TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-
-
-class CellCounter:
-    """Counts for one message type; `safe_bytes`: payloads up to this length never have more than `MAX_RECORD_CELLS`."""
-
-    def __init__(self, nodes: list[Node], pool: DescriptorPool) -> None:
-        self._fields = _items(nodes, pool, {})
-        self.safe_bytes = MAX_RECORD_CELLS * 2 // max(_widest(self._fields, set()), 2)
-
-    def is_too_large(self, payload: bytes) -> bool:
-        """Whether its lists have more cells than `MAX_RECORD_CELLS`, or it has twice as many fields."""
-        try:
-            return self._walk(payload)
-        except FaultError:
-            return False
-
-    def _walk(self, payload: bytes) -> bool:  # noqa: C901 - runs for each field of each record
-        total = pos = 0
-        levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
-        # Fields that are no elements make no cells, but take as long.
-        for _ in range(2 * MAX_RECORD_CELLS):
-            end, fields, group = levels[-1]
-            if pos >= end:
-                levels.pop()
-                if group or not levels:
-                    return False
-                continue
-            tag, pos = (payload[pos], pos + 1) if payload[pos] < _TWO_BYTES else varint(payload, pos, end)
-            number = tag >> 3
-            wire = tag & 7
-            item = fields.get(number, _OTHER)
-            if wire == LENGTH:
-                size, pos = (payload[pos], pos + 1) if pos < end and payload[pos] < _TWO_BYTES else varint(payload, pos, end)
-                if size > end - pos:
-                    return False
-                many = 1 if item.packed is None else _packed(payload[pos : pos + size], item.packed)
-                total += item.cells * many
-                if item.inside and not item.is_group:
-                    levels.append((pos + size, item.inside, 0))
-                else:
-                    pos += size
-            elif wire == END_OF_GROUP:
-                if group != number:
-                    return False
-                levels.pop()
-            elif wire == GROUP:
-                total += item.cells
-                levels.append((end, item.inside if item.is_group else {}, number))
-            else:
-                total += item.cells
-                pos = pos + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, pos, end)[1]
-            if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
-                return total > MAX_RECORD_CELLS
-        return True
-
-
-def _packed(content: bytes, size: int) -> int:
-    return len(content) // size if size else len(content.translate(None, _CONTINUED))
-
-
-def _items(nodes: Iterable[Node], pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
-    """The fields that are lists or maps, or messages with lists in them, by number."""
-    items = {node.number: _item(node, pool, parsed) for node in nodes}
-    return {number: item for number, item in items.items() if item.cells or item.inside}
-
-
-def _item(node: Node, pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> _Item:
-    cells = 0
-    packed: int | None = None
-    inside: Mapping[int, _Item] = {}
-    if node.role is Role.STRUCT:
-        inside = _items(node.children, pool, parsed)
-    if node.label is not Label.ONE:
-        cells = cells_of_element(node.stored())
-        if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
-            packed = FIXED_SIZES.get(node.descriptor.type, 0)
-    if node.role in (Role.OPAQUE, Role.JSON):
-        cells += len(node.message.fields)
-        inside = _parsed(node.message, pool, parsed)
-    if node.label is Label.MAP and inside:
-        inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
-    return _Item(cells, inside, is_group(node.descriptor), packed)
-
-
-def _parsed(message: Descriptor, pool: DescriptorPool, known: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
-    """The messages in one that is kept as bytes or text, but parsed: each field has a place in memory."""
-    if message.full_name not in known:
-        items = known[message.full_name] = {}
-        for field in members(message, pool):
-            if field.message_type is not None:
-                inside = _parsed(field.message_type, pool, known)
-                items[int(field.number)] = _Item(2 + len(field.message_type.fields), inside, is_group(field), None)
-    return known[message.full_name]
-
-
-def _widest(items: Mapping[int, _Item], seen: set[int]) -> int:
-    """Most cells of two bytes of any field."""
-    if id(items) in seen:
-        return 0
-    seen.add(id(items))
-    # An element has two bytes at least, a packed number one.
-    own = (item.cells * (1 if item.packed is None else 2) for item in items.values())
-    return max((*own, *(_widest(item.inside, seen) for item in items.values())), default=0)

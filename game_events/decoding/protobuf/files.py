@@ -20,19 +20,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import count, takewhile
 from pathlib import Path
+from typing import Any, cast
 
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
-    EnumDescriptorProto,
     FieldDescriptorProto,
     FileDescriptorProto,
     FileDescriptorSet,
 )
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
 from grpc_tools import protoc
 
 from game_events.decoding.frame import RegistrySchema, schema_guid
@@ -56,50 +56,35 @@ def compile_files(schema: RegistrySchema, folder: Path) -> ProtobufSchema:
     Raises:
         DataError: that does not compile either; the message is protoc's of the first attempt.
     """
-    files = _compiled(schema, folder)
-    return ProtobufSchema(schema.schema_id, files.main, files.reduced, _counts_entries(schema))
+    main, _, reduced = _compiled(schema, folder)
+    # As in `ProtobufSchema`; schemas from files count them, too.
+    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
+    counts = from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
+    return ProtobufSchema(schema.schema_id, main, reduced, counts)
 
 
 def described_files(schema: RegistrySchema, folder: Path) -> Sequence[FileDescriptorProto]:
     """The files of a schema with the comments of their texts; raises as `compile_files`."""
-    return _compiled(schema, folder, "--include_source_info").files
+    return _compiled(schema, folder, "--include_source_info")[1]
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    """Files, dependencies before dependents; the main one's name; what decoding needs of all, serialized."""
-
-    main: str
-    files: Sequence[FileDescriptorProto]
-    reduced: bytes
-
-
-def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> _Compiled:
+def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> tuple[str, Sequence[FileDescriptorProto], bytes]:
+    """The main file's name, all files, dependencies before dependents, and what decoding needs of them, serialized."""
     references = dict(schema.references)
     main = next(name for name in _names(f"schema_{schema.schema_id}") if name not in references)
     work_s = signal.getitimer(signal.ITIMER_PROF)[0]
-    try:
-        return _attempted(main, schema.text, _Files(references, folder, options))
-    except DataError as error:
-        first = DataError(f"schema id {schema.schema_id} does not compile: {error}")
-    # A second attempt takes as long as the first one: beyond the limit of work its reason would be lost.
-    if signal.getitimer(signal.ITIMER_PROF)[0] < work_s / 2:
-        raise first
-    try:
-        return _attempted(main, schema.text, _Files(references, folder, options, essential=True))
-    except DataError:
-        raise first from None
-
-
-def _attempted(main: str, text: str, files: "_Files") -> _Compiled:
-    files.add(main, text)
-    return _Compiled(main, files.all(), files.reduced(main))
-
-
-def _counts_entries(schema: RegistrySchema) -> bool:
-    """Whether message indexes count map entries (see `ProtobufSchema`), as they also do in schemas from files."""
-    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
-    return from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
+    first: DataError | None = None
+    for essential in (False, True):
+        files = _Files(references, folder, options, essential=essential)
+        try:
+            files.add(main, schema.text)
+            return main, [*files.done.values()], files.reduced(main)
+        except DataError as error:
+            first = first or DataError(f"schema id {schema.schema_id} does not compile: {error}")
+        # A second attempt takes as long as the first one: beyond the limit of work its reason would be lost.
+        if signal.getitimer(signal.ITIMER_PROF)[0] < work_s / 2:
+            break
+    raise cast(DataError, first)
 
 
 def _names(stem: str) -> Iterable[str]:
@@ -107,7 +92,7 @@ def _names(stem: str) -> Iterable[str]:
 
 
 class _Files:
-    """Files by name, dependencies before dependents.
+    """Files by name (`done`), dependencies before dependents.
 
     `essential`: of each only what decoding needs, without the imports that there are not.
     """
@@ -118,7 +103,7 @@ class _Files:
         self._options = options
         self._essential = essential
         self._begun: set[str] = set()
-        self._done: dict[str, FileDescriptorProto] = {}
+        self.done: dict[str, FileDescriptorProto] = {}
         self._lacks_imports = False
 
     def add(self, name: str, text: str) -> None:
@@ -142,7 +127,7 @@ class _Files:
                 raise DataError(f"{name} imports {next(iter(missing))!r}, which the registry does not hold")
             without_imports(described, missing)
         described.name = name
-        self._done[name] = described
+        self.done[name] = described
 
     def _import_all(self, names: Iterable[str], by: str) -> dict[str, None]:
         """Add the imports of a file; returns those that there are not, in order."""
@@ -153,7 +138,7 @@ class _Files:
             except DataError:
                 if not self._essential:
                     raise
-            if name not in self._done:
+            if name not in self.done:
                 missing[name] = None
         self._lacks_imports |= bool(missing)
         return missing
@@ -167,11 +152,12 @@ class _Files:
 
     def _homes(self, text: str, named: Collection[str]) -> list[str]:
         """Known files that define types of which a text has the full names, without those it imports by itself."""
-        homes = dict.fromkeys(file for kind in sorted(known_types(text)) for file in _homes(*kind))
+        types = sorted({(match[1], match[2]) for match in _KNOWN_TYPE.finditer(text)})
+        homes = dict.fromkeys(file for package, name in types for file in _homes(package, name))
         return [file for file in homes if file not in named and file not in self._begun]
 
     def _import(self, name: str, by: str) -> None:
-        if name in self._done:
+        if name in self.done:
             return
         if name in self._begun:
             raise DataError(f"{by} imports {name!r}, which imports it")
@@ -182,10 +168,10 @@ class _Files:
             if file.name in self._references:
                 self._import(file.name, by=name)
             else:
-                self._done.setdefault(file.name, file)
+                self.done.setdefault(file.name, file)
 
     def _compile(self, name: str, text: str) -> FileDescriptorProto:
-        taken = {*self._references, *self._done, *imports(text)}
+        taken = {*self._references, *self.done, *imports(text)}
         own = next(n for n in _names("f") if n not in taken)
         # Alone in its folder: imports are never files.
         alone = self._folder / "text"
@@ -203,29 +189,24 @@ class _Files:
         return compiled
 
     def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
-        """Files by name with their imports, dependencies first."""
         wanted = set()
         left = list(names)
         while left:
             name = left.pop()
-            if name in self._done and name not in wanted:
+            if name in self.done and name not in wanted:
                 wanted.add(name)
-                left += [*self._done[name].dependency, *self._done[name].option_dependency]
-        return [file for name, file in self._done.items() if name in wanted]
-
-    def all(self) -> list[FileDescriptorProto]:
-        """The files, dependencies before dependents."""
-        return [*self._done.values()]
+                left += [*self.done[name].dependency, *self.done[name].option_dependency]
+        return [file for name, file in self.done.items() if name in wanted]
 
     def reduced(self, main: str) -> bytes:
         """What decoding needs of all files, serialized; DataError for an invalid one, such as one with a missing type."""
-        files = FileDescriptorSet(file=self._done.values())
+        files = FileDescriptorSet(file=self.done.values())
         pool = DescriptorPool()
         try:
             for file in files.file:
                 reduce_file(file)
                 pool.Add(file)
-            for name in self._done:
+            for name in self.done:
                 pool.FindFileByName(name)
             if self._lacks_imports:
                 refuse_missing_extensions(pool, main)
@@ -246,20 +227,15 @@ def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
         around.append(next(m for m in messages if m.name == name))
         messages = around[-1].nested_type
     full = ".".join([file.package, *path] if file.package else path)
-    if not _is_map_entry(around[-1], around[-2], f".{full}"):
+    outer, entry = around[-2:]
+    fields = [(f.name, f.number, f.label) for f in entry.field]
+    is_used = any(f.type_name == f".{full}" and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
+    if fields != _ENTRY_FIELDS or entry.oneof_decl or entry.nested_type or not is_used:
         raise DataError(f"{full} has the option map_entry and is no entry of a map")
-    around[-1].options.map_entry = True
-
-
-def _is_map_entry(message: DescriptorProto, outer: DescriptorProto, type_name: str) -> bool:
-    fields = [(f.name, f.number, f.label) for f in message.field]
-    if fields != _ENTRY_FIELDS or message.oneof_decl or message.nested_type:
-        return False
-    return any(f.type_name == type_name and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
+    entry.options.map_entry = True
 
 
 def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
-    """Run protoc; returns its error, or None."""
     os.lseek(STDERR, 0, os.SEEK_SET)
     os.ftruncate(STDERR, 0)
     if protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", *names]) == 0:
@@ -309,7 +285,6 @@ def _google_files() -> Mapping[str, Path]:
 
 @cache
 def _of_google(name: str) -> Sequence[FileDescriptorProto]:
-    """Compile one of `_google_files`."""
     folders = dict.fromkeys(_google_files().values())
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "compiled.bin"
@@ -332,6 +307,9 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     return [*(file for imported in described.dependency for file in known_files(imported)), described]
 
 
+#: Words behind which a statement begins; and those before a message type, which editions may qualify.
+_ENDS = frozenset("{};")
+_BEFORE_MESSAGE = _ENDS | {"export", "local"}
 _OPEN = frozenset("{[(")
 _CLOSED = frozenset("}])")
 #: Options of Google's that change what is decoded, or whether a text is valid at all; `features`: those without an import.
@@ -386,10 +364,11 @@ class _Cutter:
                 pos = self._field_options(pos)
             else:
                 depth += (word == "{") - (word == "}")
-                if word == "{" and self._is_message(pos):
+                begun = self._words[pos - 3] if pos > 2 else ";"
+                if word == "{" and self._words[max(0, pos - 2)] == "message" and begun in _BEFORE_MESSAGE:
                     self._replace(pos + 1, pos + 1, _ANY_JSON_NAMES)
                 pos += 1
-            begins = word in {"{", "}", ";"}
+            begins = word in _ENDS
         return "".join([*self._parts, self._text[self._copied :]])
 
     def _statement(self, pos: int, depth: int) -> int | None:
@@ -415,11 +394,6 @@ class _Cutter:
         if not needed:
             self._replace(pos, end, "")
         return end
-
-    def _is_message(self, pos: int) -> bool:
-        """Whether a brace opens a message type."""
-        begun = self._words[pos - 3] if pos > 2 else ";"
-        return pos > 1 and self._words[pos - 2] == "message" and begun in {"{", "}", ";", "export", "local"}
 
     def _field_options(self, pos: int) -> int:
         """Cut the options between brackets, except the needed ones; returns the end."""
@@ -455,16 +429,10 @@ class _Cutter:
         raise DataError(f"brackets do not match behind {self._words[pos]!r}")
 
     def _replace(self, begin: int, end: int, new: str) -> None:
-        """Replace the words from `begin` to before `end`."""
         start = self._spans[begin][0] if begin < len(self._spans) else len(self._text)
         stop = self._spans[end - 1][1] if end > begin else start
         self._parts += [self._text[self._copied : start], new]
         self._copied = stop
-
-
-def known_types(text: str) -> set[tuple[str, str]]:
-    """(Package, name) of types of google and confluent whose full names occur in a text."""
-    return {(match[1], match[2]) for match in _KNOWN_TYPE.finditer(text)}
 
 
 def refuse_missing_extensions(pool: DescriptorPool, main: str) -> None:
@@ -491,16 +459,31 @@ def reduce_file(file: FileDescriptorProto) -> None:
     """Remove from a file what decoding does not need; JSON names become the fields' own, which are distinct."""
     file.ClearField("source_code_info")
     file.ClearField("service")
-    _reduce_options([file])
-    _reduce_enums(file.enum_type)
-    _reduce_fields(file.extension)
-    messages: list[DescriptorProto] = [*file.message_type]
-    while messages:
-        message = messages.pop()
-        _reduce_options([message, *message.oneof_decl, *message.extension_range])
-        _reduce_fields([*message.field, *message.extension])
-        _reduce_enums(message.enum_type)
-        messages += message.nested_type
+    waiting: list[Message] = [file]
+    while waiting:
+        described = waiting.pop()
+        if isinstance(described, FieldDescriptorProto):
+            described.json_name = described.name
+        for field, value in described.ListFields():
+            if field.name == "options":
+                _reduce_options(described)
+            elif field.message_type is not None:
+                waiting += value
+
+
+def _reduce_options(described: Any) -> None:  # noqa: ANN401 - any message with options
+    options = described.options
+    kept = type(options)()
+    for name in _NEEDED_FIELDS:
+        if name in options.DESCRIPTOR.fields_by_name and options.HasField(name):
+            if options.DESCRIPTOR.fields_by_name[name].message_type is not None:
+                getattr(kept, name).CopyFrom(getattr(options, name))
+            else:
+                setattr(kept, name, getattr(options, name))
+    if kept.ByteSize():
+        options.CopyFrom(kept)
+    else:
+        described.ClearField("options")
 
 
 def without_imports(file: FileDescriptorProto, missing: Container[str]) -> None:
@@ -511,33 +494,3 @@ def without_imports(file: FileDescriptorProto, missing: Container[str]) -> None:
         file.ClearField(field)
     file.dependency.extend(kept)
     file.public_dependency.extend(index for index, name in enumerate(kept) if name in public)
-
-
-def _reduce_fields(fields: Iterable[FieldDescriptorProto]) -> None:
-    for item in fields:
-        item.json_name = item.name
-        _reduce_options([item])
-
-
-def _reduce_enums(enums: Iterable[EnumDescriptorProto]) -> None:
-    for enum in enums:
-        _reduce_options([enum, *enum.value])
-
-
-def _reduce_options(described: Sequence[object]) -> None:
-    for item in described:
-        if not item.HasField("options"):  # type: ignore[attr-defined]
-            continue
-        options = item.options  # type: ignore[attr-defined]
-        kept = type(options)()
-        for name in _NEEDED_FIELDS:
-            if name in options.DESCRIPTOR.fields_by_name and options.HasField(name):
-                field = options.DESCRIPTOR.fields_by_name[name]
-                if field.message_type is not None:
-                    getattr(kept, name).CopyFrom(getattr(options, name))
-                else:
-                    setattr(kept, name, getattr(options, name))
-        if kept.ByteSize():
-            options.CopyFrom(kept)
-        else:
-            item.ClearField("options")  # type: ignore[attr-defined]

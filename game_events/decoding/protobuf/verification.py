@@ -10,11 +10,14 @@ else; one of 9 bytes has a field that the native decoder dropped, a number in a 
 
 Sources: the comments of google/protobuf/timestamp.proto and duration.proto; protobuf's own JSON mapping, by which a Struct,
 Value or ListValue becomes text: whole numbers have no fraction, a Value without a kind is null; NaN and infinities, which JSON
-lacks, are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``.
+lacks, are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``; confluent/type/decimal.proto
+(unscaled value, big endian; scale), google/type/decimal.proto (a text), and google/type/money.proto (units, nanos of the same
+sign).
 """
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -27,9 +30,9 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.columns import TIMESTAMP_RANGE, UINT64, FieldId
-from game_events.decoding.frame import Mask, Rows
-from game_events.decoding.protobuf.fields import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, amounts
+from game_events.decoding.columns import TIMESTAMP_RANGE, UINT64, FieldId, decimal_bytes
+from game_events.decoding.frame import NO_ROWS, Mask, Rows
+from game_events.decoding.protobuf.schema import DECIMAL, FIXED_SIZES, MESSAGES, MONEY, Label, Node, Role, packed_size
 
 #: One size for all values, or one for each.
 Sizes = int | npt.NDArray[np.int64]
@@ -81,13 +84,12 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def no_utf8(array: pa.Array) -> Rows:
     """Positions of strings that are not UTF-8."""
     if _is_ascii(array.buffers()[2]):
-        return np.empty(0, dtype=np.int64)
+        return NO_ROWS
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        texts = array.view(pa.binary()).to_pylist()
-        return np.asarray([pos for pos, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
-    return np.empty(0, dtype=np.int64)
+        return np.flatnonzero([text is not None and not _is_utf8(text) for text in array.view(pa.binary()).to_pylist()])
+    return NO_ROWS
 
 
 def _is_ascii(data: pa.Buffer | None) -> bool:
@@ -118,7 +120,7 @@ def enum_names(array: pa.Array, enum: EnumDescriptor) -> tuple[pa.Array, Rows]:
     known = enum.values_by_number
     names = pa.array([known[n].name if n in known else str(n) for n in numbers], pa.string())
     nameless = pa.array([i for i, n in enumerate(numbers) if n not in known], encoded.indices.type)
-    unknown = np.empty(0, dtype=np.int64)
+    unknown = NO_ROWS
     if len(nameless):
         unknown = np.flatnonzero(np.asarray(pc.fill_null(pc.is_in(encoded.indices, value_set=nameless), False)))
     return names.take(encoded.indices), unknown
@@ -249,6 +251,56 @@ def sums(sizes: Sizes, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return each
 
 
+#: Bytes of an unscaled value, and characters of a text, at most: far more than 38 digits.
+_MOST = 100
+_TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,5}))?", re.ASCII)
+_NANOS_PER_UNIT = 10**9
+#: Values of the fields 1, 2, ... of a message, None if it lacks one (fields with presence) -> unscaled value of its column;
+#: None: the column cannot hold it exactly.
+Unscaled = Callable[..., int | None]
+
+
+def _scaled(number: int, exponent: int) -> int | None:
+    """``number * 10**exponent`` in units of `DECIMAL`, 1e-18: of 125 and -1 (12.5) 125 * 10**17; None: it does not fit."""
+    shift = exponent + DECIMAL.scale
+    limit = 10**DECIMAL.precision
+    if not number:
+        return 0
+    if shift < -4 * _MOST or shift > DECIMAL.precision:
+        return None
+    scaled, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    return scaled if not rest and -limit < scaled < limit else None
+
+
+def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -> int | None:
+    raw = value or b""
+    return _scaled(int.from_bytes(raw, "big", signed=True), -(scale or 0)) if len(raw) <= _MOST else None
+
+
+def _google(value: str | None) -> int | None:
+    text = value or ""
+    number = _TEXT.fullmatch(text) if len(text) <= _MOST else None
+    if number is None:
+        return None
+    sign, whole, fraction, exponent = number.groups("")
+    if not whole and not fraction:
+        return None
+    return _scaled(int(sign + whole + fraction), int(exponent or 0) - len(fraction))
+
+
+def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
+    units, nanos = units or 0, nanos or 0
+    return units * _NANOS_PER_UNIT + nanos if abs(nanos) < _NANOS_PER_UNIT and units * nanos >= 0 else None
+
+
+#: Full name of a message -> its reading.
+_READ: Mapping[str, Unscaled] = {
+    "confluent.type.Decimal": _confluent,
+    "google.type.Decimal": _google,
+    "google.type.Money": _money,
+}
+
+
 _F = FieldDescriptor
 
 _FIXED_DTYPES = {
@@ -283,17 +335,12 @@ class Doubts:
     nulled: dict[str, list[Rows]] = field(default_factory=dict)
 
 
-@dataclass
-class Reading:
-    """A converted batch, with one column per field of the tree, and its doubtful rows."""
+def read(
+    nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: Mapping[FieldId, str] | None = None
+) -> tuple[pa.RecordBatch, Doubts]:
+    """Convert a natively decoded batch to one column per field, and its doubtful rows.
 
-    batch: pa.RecordBatch
-    doubts: Doubts
-
-
-def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: Mapping[FieldId, str] | None = None) -> Reading:
-    """Convert a natively decoded batch; `nodes`: tree of the message type, `lengths`: bytes of each payload, shape (n,).
-
+    `nodes`: tree of the message type; `lengths`: bytes of each payload, shape (n,);
     `nullable`: fields at the top -> columns in which values outside their range become NULL.
     """
     reader = _Reader()
@@ -303,7 +350,7 @@ def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: 
     if different.any():
         reader.doubts.wrong.append(np.flatnonzero(different))
     names = [str(index) for index in range(len(arrays))]
-    return Reading(pa.RecordBatch.from_arrays(arrays, names=names), reader.doubts)
+    return pa.RecordBatch.from_arrays(arrays, names=names), reader.doubts
 
 
 class _Reader:
@@ -373,7 +420,7 @@ class _Reader:
             _add(self.doubts.ambiguous, np.flatnonzero(counts == 1), lift)
         else:
             total = counts * tag + content
-            if _is_packable(node):
+            if packed_size(node.descriptor) is not None:
                 _add(self.doubts.ambiguous, np.flatnonzero((counts > 1) & (tag + delimited(content) < total)), lift)
         return pa.ListArray.from_arrays(array.offsets, stored, type=node.stored()), total
 
@@ -436,10 +483,15 @@ class _Reader:
         """The decimals of messages; of sums of money, with their currencies."""
         numbers = [child.number for child in node.children]
         by_number = [arrays[numbers.index(number)] for number in sorted(numbers)]
-        kind = MONEY if node.role is Role.MONEY else DECIMAL
-        amount, bad = amounts(node.message.full_name, by_number, kind, _set(array))
-        amount = self._fitting(amount, bad, lift)
-        return _struct(node, array, [by_number[0], amount]) if node.role is Role.MONEY else amount
+        unscaled = _READ[node.message.full_name]
+        present = _set(array)
+        rows = zip(*(field.to_pylist() for field in by_number), strict=True)
+        values = [unscaled(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
+        bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
+        raw = pa.array([None if value is None else decimal_bytes(value) for value in values], pa.binary(16))
+        if node.role is Role.DECIMAL:
+            return self._fitting(raw.view(DECIMAL), bad, lift)
+        return _struct(node, array, [by_number[0], self._fitting(raw.view(MONEY), bad, lift)])
 
     def _fitting(self, stored: pa.Array, bad: Mask, lift: Lift) -> pa.Array:
         """Values of which some are outside of their range: NULL in a column that takes that, else their rows are unfit."""
@@ -457,7 +509,9 @@ class _Reader:
         if kind in FIXED_SIZES:
             values = numbers_of(array, _FIXED_DTYPES[kind])[: len(array)]
             return converted(array, node.element()), FIXED_SIZES[kind], values != 0
-        read = {_F.TYPE_STRING: self._texts, _F.TYPE_BYTES: self._texts, _F.TYPE_BOOL: _booleans}.get(kind, self._varints)
+        if kind == _F.TYPE_BOOL:
+            return array, 1, np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False))
+        read = self._texts if kind in (_F.TYPE_STRING, _F.TYPE_BYTES) else self._varints
         return read(node, array, lift)
 
     def _texts(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
@@ -491,10 +545,6 @@ def _add(to: list[Rows], rows: Rows, lift: Lift) -> None:
         to.append(lift(rows))
 
 
-def _booleans(_node: Node, array: pa.Array, _lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
-    return array, 1, np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False))
-
-
 def _struct(node: Node, message: pa.Array, members: list[pa.Array]) -> pa.Array:
     mask = message.is_null() if message.null_count else None
     return pa.StructArray.from_arrays(members, fields=list(node.element()), mask=mask)
@@ -511,7 +561,3 @@ def _mask(present: Mask | None, count: int) -> Mask:
 def _through(offsets: Rows, lift: Lift) -> Lift:
     """Map elements of a list to the row: of the offsets 0, 2, 2, 5, the element 3 is in the list of row 2."""
     return lambda elements: lift(np.searchsorted(offsets, elements, side="right") - 1)
-
-
-def _is_packable(node: Node) -> bool:
-    return node.role is Role.SCALAR and node.descriptor.type not in (_F.TYPE_STRING, _F.TYPE_BYTES)

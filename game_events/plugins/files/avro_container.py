@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.avro.encoding import (
+from game_events.decoding.avro_decoder import (
     MAX_EMPTY_ITEMS,
     Budget,
     ByType,
     min_bytes,
-    read_blocks,
     read_bytes,
     read_index,
     read_long,
+    skip_blocks,
     take,
 )
-from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.avro_schema import AvroType, read_avro
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
 from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable
@@ -80,7 +80,7 @@ def read_container(
         text, codec, sync, at = read_header(source.read(MAX_HEADER))
         json.loads(text)
         guid = schema_guid("AVRO", text)
-        skip = _Skippers().of(AvroSchema(guid, text).root)
+        skip = _Skippers().of(read_avro(RegistrySchema(guid, "AVRO", text))[0])
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
@@ -164,10 +164,10 @@ class _Skippers:
             case "array":
                 item = self.of(type_.items[0])
                 least = min_bytes(type_.items[0])
-                return lambda buf, at: read_blocks(buf, at, least, Budget(), item)[1]
+                return lambda buf, at: skip_blocks(buf, at, least, Budget(), item)
             case "map":
                 value = self.of(type_.items[0])
-                return lambda buf, at: read_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))[1]
+                return lambda buf, at: skip_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))
             case kind if kind in _LEAVES:
                 return _LEAVES[kind]
             case kind:

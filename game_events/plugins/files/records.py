@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, IndexPath, Reason, RegistrySchema, SchemaId, too_large
-from game_events.decoding.protobuf.fields import varint
+from game_events.decoding.protobuf.wire import varint
 from game_events.sources.source import Gap
 
 #: Bytes of a batch: large files are divided.

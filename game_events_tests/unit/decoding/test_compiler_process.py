@@ -30,24 +30,6 @@ def ended_after_start(own_child, *signals):
     own_child.started = end
 
 
-def test_a_child_that_was_started_ahead_answers_the_first_request(own_child):
-    own_child.begin().result()
-    ahead = own_child._process.pid
-    assert compile_schema(GOOD).has((0,))
-    assert own_child._process.pid == ahead
-
-
-def test_a_child_that_could_not_be_started_ahead_is_started_by_the_first_request(own_child):
-    def fail():
-        own_child.started = lambda: None
-        own_child.end()
-        raise TransientError("no process")
-
-    own_child.started = fail
-    assert isinstance(own_child.begin().exception(), TransientError)
-    assert compile_schema(GOOD).has((0,))
-
-
 def test_a_new_child_that_is_told_to_stop_is_no_schemas_fault(own_child):
     # Other signals that stop processes may be ignored here (`nohup`).
     ended_after_start(own_child, signal.SIGTERM)

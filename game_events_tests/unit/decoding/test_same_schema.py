@@ -95,25 +95,31 @@ CHOICE = 'syntax = "proto2"; package t; message M { %s } enum E { A = 0; }'
 OTHERS = {
     "format": (avro, document, "its format is JSON instead of AVRO"),
     "Avro name": (avro, lambda: RegistrySchema(1, "AVRO", json.dumps(AVRO).replace('"Ev"', '"Other"')),
-        "acme.Ev is record acme.Other instead of record acme.Ev"),
-    "Avro type": (avro, lambda: with_field(0, type="bytes"), "acme.Ev.game is bytes instead of string"),
-    "Avro logical type": (avro, lambda: with_field(1, type="long"), "acme.Ev.at is long instead of long (timestamp-millis)"),
+        "its type is record acme.Other instead of record acme.Ev"),
+    "Avro type": (avro, lambda: with_field(0, type="bytes"), "field 0 of acme.Ev is bytes game instead of string game"),
+    "Avro logical type": (
+        avro, lambda: with_field(1, type="long"),
+        "field 1 of acme.Ev is long at (once time) instead of long (timestamp-millis) at (once time)"),
     "Avro alias": (
         avro, lambda: with_field(1, aliases=["day"]),
-        "field 1 of acme.Ev is at (once day) instead of at (once time)"),
+        "field 1 of acme.Ev is long (timestamp-millis) at (once day) instead of long (timestamp-millis) at (once time)"),
     "Avro symbols": (
         avro, lambda: with_field(2, type={"type": "enum", "name": "Kind", "symbols": ["A", "C"]}),
         "symbol 1 of the enum acme.Kind is C instead of B"),
     "Avro decimal": (
         avro, lambda: with_field(3, type=["null", {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}]),
-        "acme.Ev.price is bytes (decimal(5, 2)) instead of bytes (decimal(5, 3))"),
-    "Avro branches": (avro, lambda: with_field(3, type=["null"]), "acme.Ev.price has 1 branches instead of 2"),
-    "Avro field": (avro, lambda: avro(fields=AVRO["fields"][:4]), "field 4 of acme.Ev is nothing instead of inner"),
+        "type 1 in field 3 of acme.Ev is bytes (decimal(5, 2)) instead of bytes (decimal(5, 3))"),
+    "Avro branches": (
+        avro, lambda: with_field(3, type=["null"]),
+        "type 1 in field 3 of acme.Ev is nothing instead of bytes (decimal(5, 3))"),
+    "Avro field": (
+        avro, lambda: avro(fields=AVRO["fields"][:4]),
+        "field 4 of acme.Ev is nothing instead of record acme.Inner inner"),
     "JSON title": (document, lambda: document(title="X"), "its title is X instead of Ev"),
-    "JSON type": (document, lambda: document(type="array"), "property game of the document is gone"),
+    "JSON type": (document, lambda: document(type="array"), "the document is text instead of struct"),
     "JSON items": (
         document, lambda: document(properties=JSON["properties"] | {"many": {"type": "array", "items": {"type": "string"}}}),
-        "many is string instead of integer"),
+        "an item of 'many' of the document is string instead of integer"),
     "protobuf type": (
         proto, lambda: changed("string game", "bytes game"),
         "field 1 of t.Ev is bytes game instead of string game"),
@@ -140,11 +146,11 @@ OTHERS = {
     "protobuf closed enum": (
         lambda: proto(CHOICE % "optional E a = 1;", ()),
         lambda: proto((CHOICE % "optional E a = 1;").replace("proto2", "proto3"), ()),
-        "the enum t.E is open: numbers without a name decode otherwise"),
+        "the enum t.E is open instead of closed"),
     "protobuf message set": (
         lambda: proto(CHOICE % "extensions 4 to 99;", ()),
         lambda: proto(CHOICE % "option message_set_wire_format = true; extensions 4 to 99;", ()),
-        "t.M is a message set in one of them only"),
+        "the encoding of t.M is that of a message set instead of that of messages"),
     "a text that is broken now": (proto, lambda: proto("message {"), "the new text does not compile"),
 }  # fmt: skip
 

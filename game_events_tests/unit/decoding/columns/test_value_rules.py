@@ -9,11 +9,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import fastavro
+import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.decoding.columns import ValueRules
+from game_events.decoding.columns import ColumnMap, ColumnRules, Field, ValueRules
 from game_events.decoding.frame import Reason
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import compiled, decode, frame, plan_for, python_class, rows_by_position
 
@@ -290,11 +293,15 @@ def test_a_record_that_python_has_to_read_again_is_counted_once():
 # --- the settings
 
 
-def test_without_the_settings_there_are_no_rules():
-    assert not rules()
-    assert not rules({"a": "quarantine"})
-    assert rules("null")
-    assert rules(naive_times_zone="UTC")
+@pytest.mark.parametrize("choice", ["quarantine", {"a": "quarantine"}])
+def test_without_the_settings_no_value_becomes_null(choice):
+    assert not rules(choice).takes("a")
+    assert ColumnRules(rules(choice), ColumnMap()).nullable("M", [Field("a", "a", pa.int64())]) == {}
+
+
+def test_the_setting_for_decimals_counts_without_other_settings(tmp_path):
+    catalog = SchemaCatalog(None, Lakehouse(str(tmp_path)), values=rules(decimal_messages="decimal"))
+    assert catalog.decimals
 
 
 @pytest.mark.parametrize("text", ["null", '{"a": "null"}', '{"a": null, "*": "quarantine"}'])

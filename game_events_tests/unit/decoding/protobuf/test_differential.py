@@ -14,9 +14,10 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import compile_schema
 from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.decoding.projection import Shape
-from game_events.decoding.protobuf import decoder
-from game_events.decoding.protobuf.decoder import CellCounter, ProtobufDecoder
-from game_events.decoding.protobuf.fields import tree_of
+from game_events.decoding.protobuf import wire
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
+from game_events.decoding.protobuf.schema import tree_of
+from game_events.decoding.protobuf.wire import CellCounter
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import python_class
 from game_events_tests.support.decoding.protobuf_worlds import Writer, schema_text, spoilt
@@ -134,7 +135,7 @@ def test_what_python_writes_is_decoded_natively_unless_another_encoding_is_as_lo
     reading = native_reading(world.decoder, payloads)
     assert_as_python_reads(world, payloads)
     assume(reading is not None)
-    assert not reading.doubts.wrong, (lengths, world.text)
+    assert not reading[1].wrong, (lengths, world.text)
 
 
 def native_reading(decoder, payloads):
@@ -165,5 +166,5 @@ def test_no_row_has_more_values_in_lists_than_were_counted_before_it_was_decoded
     for position, count in zip(decoded.good.tolist(), counts.tolist(), strict=len(counts) > 0):
         if count:
             with pytest.MonkeyPatch.context() as bound:
-                bound.setattr(decoder, "MAX_RECORD_CELLS", count - 1)
+                bound.setattr(wire, "MAX_RECORD_CELLS", count - 1)
                 assert counter.is_too_large(payloads[position]), (count, payloads[position], world.text)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.frame import Reason
-from game_events.decoding.protobuf import diagnosis as protobuf_faults
-from game_events.decoding.protobuf.diagnosis import FaultFinder
+from game_events.decoding.protobuf import wire as protobuf_faults
+from game_events.decoding.protobuf.wire import FaultFinder
 from game_events_tests.support.decoding.helpers import (
     assert_each_row_once,
     compiled,

@@ -8,7 +8,7 @@ import sys
 import fastavro
 import pytest
 
-from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS, MAX_LEVELS
+from game_events.decoding.avro_decoder import MAX_EMPTY_ITEMS, MAX_LEVELS
 from game_events.decoding.frame import Reason
 from game_events_tests.support.decoding.format_helpers import (
     decode_one,

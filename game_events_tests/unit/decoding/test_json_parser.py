@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.frame import DAMAGE, DamageError, Reason, as_damage
-from game_events.decoding.json.decoder import MAX_BRACKETS, MAX_LEVELS, Constant, Real, parse
+from game_events.decoding.json_decoder import MAX_BRACKETS, MAX_LEVELS, Constant, Real, parse
 
 ODD_NUMBERS = ["-0", "-0.0", "1e400", "1" * 4_300, "1" * 4_301, "18446744073709551616", "NaN", "-Infinity", "Infinity"]
 NO_NUMBERS = ["01", "1.", ".5", "+1"]

@@ -3,15 +3,14 @@
 Sources: JSON Schema drafts 4, 6, 7, 2019-09, 2020-12 (``$id``, ``$ref``, ``$anchor``); RFC 6901 (JSON pointers); in a registry
 a ``$ref`` names a reference. Only keywords that determine types are read (type, properties, items, format, enum, const,
 ``$ref``, allOf, oneOf, anyOf); other validation (required, pattern, minimum) is left to quality rules. Values without a single
-type are kept as JSON text. What is not read (examples, comments, definitions that nothing uses) is kept by no process.
+type are kept as JSON text. A compiled schema is only that type: what is not read is kept by no process.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -21,7 +20,7 @@ from urllib.parse import unquote, urljoin
 import pyarrow as pa
 
 from game_events.decoding.columns import Field
-from game_events.decoding.frame import IndexPath, RegistrySchema
+from game_events.decoding.frame import MAX_TEXTS, RegistrySchema
 from game_events.decoding.projection import SingleTypeSchema
 from game_events.errors import DataError
 
@@ -32,6 +31,7 @@ INNER: dict[str, type] = {"allOf": list, "oneOf": list, "anyOf": list, "items": 
 #: Digits of a list index in a JSON pointer at most.
 _INDEX_DIGITS = 10
 T = TypeVar("T", list[Any], dict[str, Any])
+StoredType = str | list["StoredType"] | dict[str, "StoredType"]
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,24 @@ class SchemaNode:
 
 @dataclass(frozen=True)
 class JsonSchema(SingleTypeSchema):
-    """Text and references of one schema id."""
+    """What decoding needs of one schema id: `text` is the type of its documents."""
 
-    @cached_property
-    def root(self) -> SchemaNode:
-        """The schema itself."""
-        return SchemaNode.of_document(self._load(self.text, "its text"))
+    @property
+    def type(self) -> JsonType:
+        """The type of its documents."""
+        return JsonType.from_json(json.loads(self.text))
+
+
+class SchemaText:
+    """A registered text, parsed, with its references."""
+
+    def __init__(self, schema: RegistrySchema) -> None:
+        """DataError for a text that is no JSON Schema."""
+        self.schema_id = schema.schema_id
+        self._references = schema.references
+        self.root = SchemaNode.of_document(self._load(schema.text, "its text"))
+        #: Anchors by the identity of their document.
+        self._anchors: dict[int, dict[str, Any]] = {}
 
     @cached_property
     def documents(self) -> dict[str, SchemaNode]:
@@ -85,7 +97,7 @@ class JsonSchema(SingleTypeSchema):
                     documents.setdefault(here.base.partition("#")[0], here)
 
         collect(self.root)
-        for name, text in self.references:
+        for name, text in self._references:
             place = SchemaNode.of_document(self._load(text, f"reference {name!r}"), name)
             documents[name] = documents[place.base.partition("#")[0]] = place
             collect(place)
@@ -93,17 +105,12 @@ class JsonSchema(SingleTypeSchema):
 
     @property
     def message(self) -> str:
-        """Its name: title, else ``$id``."""
+        """Its name: title, else ``$id``, else ``json``."""
         node = self.root.node if isinstance(self.root.node, dict) else {}
         for name in (node.get("title"), self.root.base):
             if isinstance(name, str) and name.strip("# "):
                 return name.strip("# ").replace("#", "_")
         return UNNAMED
-
-    @property
-    def names(self) -> dict[IndexPath, str]:
-        """Its name: title, else ``$id``, else ``json``."""
-        return {(): self.message}
 
     def follow(self, reference: str, place: SchemaNode) -> SchemaNode:
         """The target of a ``$ref``; DataError if it does not exist."""
@@ -147,11 +154,6 @@ class JsonSchema(SingleTypeSchema):
             node = known.get(fragment)
         return None if node is None else SchemaNode(node, place.document, place.base)
 
-    @cached_property
-    def _anchors(self) -> dict[int, dict[str, Any]]:
-        """Cache: anchors by the identity of their document."""
-        return {}
-
     def _load(self, text: str, where: str) -> dict[str, Any] | bool:
         try:
             document = json.loads(text)
@@ -165,7 +167,6 @@ class JsonSchema(SingleTypeSchema):
 
 
 def _is_address(identity: object) -> TypeGuard[str]:
-    """Whether an ``$id`` is an address, not an anchor."""
     return isinstance(identity, str) and not identity.startswith("#")
 
 
@@ -266,6 +267,22 @@ class JsonType:
         """Whether it is JSON text, or a list or map of it."""
         return self.kind == "text" or (self.item is not None and self.item.is_text)
 
+    def to_json(self) -> StoredType:
+        """As JSON: a struct's types by name, a list or map as a pair."""
+        if self.kind == "struct":
+            return {name: inner.to_json() for name, inner in self.fields}
+        return self.kind if self.item is None else [self.kind, self.item.to_json()]
+
+    @classmethod
+    def from_json(cls, stored: Any) -> JsonType:  # noqa: ANN401 - a StoredType
+        """The type that `to_json` gave."""
+        match stored:
+            case dict():
+                return cls("struct", tuple((name, cls.from_json(inner)) for name, inner in stored.items()))
+            case [kind, item]:
+                return cls(kind, item=cls.from_json(item))
+        return cls(stored)
+
 
 TEXT = JsonType("text")
 
@@ -277,24 +294,15 @@ def _identity(name: str, inner: JsonType) -> str:
     return f"{name}:plain" if name.endswith((":json", ":plain")) else name
 
 
-def json_type(schema: JsonSchema) -> JsonType:
+def json_type(schema: SchemaText) -> JsonType:
     """The type of a schema's documents; DataError for a broken ``$ref`` or more columns than `MAX_COLUMNS`."""
     return _Types(schema).of([schema.root], ())
 
 
 class _Types:
-    def __init__(self, schema: JsonSchema) -> None:
+    def __init__(self, schema: SchemaText) -> None:
         self._schema = schema
         self._count = 0
-        self._makers: dict[Types | None, Callable[[Parts, list[Parts], Above], JsonType]] = {
-            None: self._one_of,
-            frozenset({"object"}): self._object,
-            frozenset({"array"}): self._array,
-            frozenset({"string"}): lambda parts, *_: JsonType(string_kind(parts)),
-            frozenset({"boolean"}): lambda *_: JsonType("boolean"),
-            frozenset({"integer"}): lambda *_: JsonType("integer"),
-            frozenset({"integer", "number"}): lambda *_: JsonType("number"),
-        }
 
     def of(self, places: Iterable[SchemaNode], above: Above) -> JsonType:
         """The type of a value described by all of these schemas, inside the values `above`."""
@@ -309,8 +317,22 @@ class _Types:
         if key and key in above:
             return TEXT
         choices = self._choices(parts)
-        make = self._makers.get(allowed_types(parts))
-        return TEXT if make is None else make(parts, choices, (*above, key))
+        made = TEXT
+        types = allowed_types(parts)
+        match None if types is None else sorted(types):
+            case None:
+                made = self._one_of(choices, (*above, key))
+            case ["object"]:
+                made = self._object(parts, choices, (*above, key))
+            case ["array"]:
+                made = self._array(parts, (*above, key))
+            case ["string"]:
+                made = JsonType(string_kind(parts))
+            case ["boolean" | "integer" as kind]:
+                made = JsonType(kind)
+            case ["integer", "number"]:
+                made = JsonType("number")
+        return made
 
     def _expand(self, places: Iterable[SchemaNode]) -> Parts | None:
         """The schemas with those of ``$ref`` and allOf, each once; None: no value is valid."""
@@ -326,7 +348,7 @@ class _Types:
         options = [self._expand([place]) for place in inner]
         return [option for option in options if option is not None and allowed_types(option) != frozenset()]
 
-    def _one_of(self, _parts: Parts, choices: list[Parts], above: Above) -> JsonType:
+    def _one_of(self, choices: list[Parts], above: Above) -> JsonType:
         """The common type of all alternatives; objects become one struct with the members of all."""
         types = [self.of(option, above) for option in choices] or [TEXT]
         if len(set(types)) == 1:
@@ -345,7 +367,7 @@ class _Types:
             return TEXT
         return JsonType("map", item=self.of(members, above))
 
-    def _array(self, parts: Parts, _choices: list[Parts], above: Above) -> JsonType:
+    def _array(self, parts: Parts, above: Above) -> JsonType:
         items = [p.inner(p.node["items"]) for p in parts if "items" in p.node]
         if has_keyword(parts, "prefixItems") or {type(p.node) for p in items} != {dict}:
             return TEXT
@@ -376,16 +398,14 @@ def _types_of(node: dict[str, Any]) -> Types | None:
             types = frozenset({_PYTHON[type(value)]})
         case {"enum": list() as values}:
             types = frozenset(_PYTHON[type(value)] for value in values)
+        # Without a type: what its keywords are of.
+        case {"properties": _}:
+            types = frozenset({"object"})
+        case {"items": _} | {"prefixItems": _}:
+            types = frozenset({"array"})
         case _:
-            return _implied(node)
+            return None
     return types | {"integer"} if "number" in types else types
-
-
-def _implied(node: dict[str, Any]) -> Types | None:
-    """The type of which a schema without type names has keywords."""
-    if "properties" in node:
-        return frozenset({"object"})
-    return frozenset({"array"}) if not node.keys().isdisjoint({"items", "prefixItems"}) else None
 
 
 def has_keyword(parts: Iterable[SchemaNode], *keywords: str) -> bool:
@@ -408,123 +428,10 @@ def string_kind(parts: Iterable[SchemaNode]) -> str:
     return _FORMATS[formats.pop()] if len(formats) == 1 else "string"
 
 
-#: Bytes of texts, below which nothing is worth the work.
-SMALL = 2**14
-#: Keywords of which the text matters.
-_TEXTS = frozenset({"$ref", "$id", "id", "$anchor", "$dynamicAnchor", "title", "format"})
-#: Keywords that matter even if they are empty.
-_PRESENT = frozenset({*INNER, "properties", "prefixItems", "patternProperties"})
-#: Of a part that nothing uses.
-_UNUSED = object()
-
-
 def compile_json(schema: RegistrySchema) -> JsonSchema:
-    """Compile a registry's JSON Schema, to what decoding needs; DataError for an invalid one, or a missing reference."""
-    compiled = JsonSchema(schema.schema_id, schema.text, schema.references)
-    json_type(compiled)
-    return essential_json(compiled)
-
-
-def essential_json(schema: JsonSchema) -> JsonSchema:
-    """A large schema without what decoding does not need; itself if that would change what is decoded."""
-    if schema.size < SMALL:
-        return schema
-    used = _used(schema)
-    references = tuple((name, _text(schema.documents[name].node, used)) for name, _ in schema.references)
-    made = JsonSchema(schema.schema_id, _text(schema.root.node, used), references)
-    with suppress(DataError):
-        if made.size < schema.size and made.message == schema.message and json_type(made) == json_type(schema):
-            return made
-    return schema
-
-
-def _text(document: object, used: set[int]) -> str:
-    return json.dumps(_part(document, used), ensure_ascii=False)
-
-
-def _used(schema: JsonSchema) -> set[int]:
-    """Identities of the schemas that values may have; the documents outlive them."""
-    waiting = [schema.root]
-    seen: set[int] = set()
-    while waiting:
-        place = waiting.pop()
-        if not isinstance(place.node, dict) or id(place.node) in seen:
-            continue
-        seen.add(id(place.node))
-        waiting += _inner(place)
-        if isinstance(reference := place.node.get("$ref"), str):
-            with suppress(DataError):  # of a part that is too deep to be read
-                waiting.append(schema.follow(reference, place))
-    return seen
-
-
-def _inner(place: SchemaNode) -> Iterator[SchemaNode]:
-    for keyword, kind in INNER.items():
-        value = place.node.get(keyword)
-        if isinstance(value, kind):
-            yield from map(place.inner, value if isinstance(value, list) else [value])
-    yield from map(place.inner, typed(place.node, "properties", dict).values())
-
-
-def _reduced(node: object, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
-    """A part of a document: used schemas with the keywords that count, and the way to them."""
-    if isinstance(node, list):
-        return _reduced_list(node, used)
-    if not isinstance(node, dict):
-        return _UNUSED
-    is_used = id(node) in used
-    kept = {}
-    for keyword, value in node.items():
-        part = _of_keyword(keyword, value, used) if is_used else _reduced(value, used)
-        if part is not _UNUSED:
-            kept[keyword] = part
-    if not kept and not is_used:
-        return _UNUSED
-    # They change the addresses of the schemas inside.
-    return kept | {name: node[name] for name in ("$id", "id", "$anchor") if isinstance(node.get(name), str)}
-
-
-def _reduced_list(nodes: list[Any], used: set[int]) -> Any:  # noqa: ANN401 - any JSON
-    parts = [_reduced(item, used) for item in nodes]
-    while parts and parts[-1] is _UNUSED:
-        parts.pop()
-    # Pointers count the items.
-    return [None if part is _UNUSED else part for part in parts] or _UNUSED
-
-
-def _of_keyword(keyword: str, value: Any, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
-    """What counts of a keyword's value."""
-    if isinstance(value, str) and (keyword == "type" or keyword in _TEXTS):
-        return value
-    if keyword == "const":
-        return type(value)()
-    reduce = _REDUCED.get((keyword, type(value)))
-    if reduce is not None:
-        return reduce(value, used)
-    part = _reduced(value, used)
-    if part is _UNUSED and keyword in _PRESENT:
-        return type(value)() if isinstance(value, dict | list) else value
-    return part
-
-
-def _parts(items: list[Any], used: set[int]) -> list[Any]:
-    return [_part(item, used) for item in items]
-
-
-#: Keyword and type of its value -> what counts of it.
-_REDUCED: Mapping[tuple[str, type], Callable[[Any, set[int]], Any]] = {
-    ("type", list): lambda names, _: [name for name in names if isinstance(name, str)],
-    ("enum", list): lambda values, _: [kind() for kind in dict.fromkeys(map(type, values))],
-    ("properties", dict): lambda members, used: {name: _part(item, used) for name, item in members.items()},
-    ("allOf", list): _parts,
-    ("oneOf", list): _parts,
-    ("anyOf", list): _parts,
-}
-
-
-def _part(item: object, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
-    """What counts of a schema: of one that nothing uses an empty one, true and false as they are."""
-    if not isinstance(item, dict | list):
-        return item
-    part = _reduced(item, used)
-    return {} if part is _UNUSED else part
+    """Compile a registry's JSON Schema to what decoding needs; DataError for an invalid one, or a missing reference."""
+    registered = SchemaText(schema)
+    text = json.dumps(json_type(registered).to_json(), ensure_ascii=False, separators=(",", ":"))
+    if len(text) > MAX_TEXTS:
+        raise DataError(f"schema id {schema.schema_id} has columns whose names have more than {MAX_TEXTS:,} characters")
+    return JsonSchema(schema.schema_id, text, registered.message)

@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
 import msgspec
-import pyarrow as pa
 
-from game_events.decoding.columns import ColumnRules
+from game_events.decoding.columns import NO_RULES, ColumnRules
 from game_events.decoding.frame import DamageError, Reason
-from game_events.decoding.json.schema import JsonSchema, JsonType, json_type
+from game_events.decoding.json_schema import JsonSchema, JsonType
 from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells_of_element
 
 #: Levels of nesting at most.
@@ -51,33 +50,23 @@ class JsonDecoder(RowDecoder):
     Members of an object become columns, any other value the column ``value``; members that are not in the schema are ignored.
     """
 
-    def __init__(self, compiled: JsonSchema, rules: ColumnRules | None = None) -> None:
-        """Raises DataError if the schema does not compile."""
-        described = json_type(compiled)
+    def __init__(self, compiled: JsonSchema, rules: ColumnRules = NO_RULES) -> None:
+        described = compiled.type
         self._is_object = described.kind == "struct"
         root = described if self._is_object else JsonType("struct", ((VALUE, described),))
-        super().__init__(compiled.message, root.children, CellBudget())
-        self._type: pa.DataType = root.arrow
-        zone = ZoneInfo(rules.rules.zone) if rules is not None and rules.rules.zone is not None else None
-        nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        super().__init__(compiled.message, root.children, root.arrow, CellBudget())
+        zone = ZoneInfo(rules.rules.zone) if rules.rules.zone is not None else None
+        nullable = rules.nullable(self.message, self.fields)
         members: list[tuple[str, Convert]] = []
         for (name, inner), item in zip(root.fields, self.fields, strict=True):
             guard = _or_null(self.nulled, nullable[item.id]) if item.id in nullable else None
             members.append((name, converter(inner, self.budget, zone, guard)))
         self._convert = _struct(members)
         self._second_parser = _LENIENT if nullable else _STRICT
-        self._rows: list[dict[str, Any]] = []
-        # The parsed text takes many times its memory.
-        compiled.forget()
 
-    def _read(self, payload: bytes) -> None:
+    def _read(self, payload: bytes) -> object:
         document = parse(payload, self._second_parser)
-        self._rows.append(self._convert(document if self._is_object else {VALUE: document}))
-
-    def _finish(self) -> pa.RecordBatch:
-        array = pa.array(self._rows, self._type)
-        self._rows = []
-        return pa.RecordBatch.from_struct_array(array)
+        return self._convert(document if self._is_object else {VALUE: document})
 
 
 class Real(str):
@@ -135,7 +124,10 @@ def _parsed_by_python(payload: bytes, parser: json.JSONDecoder) -> object:
     except ValueError:
         raise DamageError(Reason.OUT_OF_RANGE, "a number of thousands of digits") from None
     _check_depth(document)
-    _check_surrogates(document)
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
     return document
 
 
@@ -145,13 +137,6 @@ def _check_depth(document: object) -> None:
         level = [inner for value in level if type(value) in _CONTAINERS for inner in _CONTAINERS[type(value)](value)]
     if any(type(value) in _CONTAINERS for value in level):
         raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
-
-
-def _check_surrogates(document: object) -> None:
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
 
 
 def json_text(value: object) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from game_events.decoding.frame import IndexPath, RegistrySchema
+from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.projection import SingleTypeSchema
 from game_events.errors import DataError
 
@@ -64,11 +64,6 @@ class AvroType:
     size: int = 0
     doc: str = ""
 
-    @cached_property
-    def by_name(self) -> dict[str, AvroField]:
-        """The fields by name."""
-        return {f.name: f for f in self.fields}
-
     def records(self) -> Iterator[AvroType]:
         """The records in a type: itself, branches, items, values."""
         if self.kind == "record":
@@ -91,20 +86,18 @@ _FITS = {
 
 def logical_type(node: Node) -> Logical | None:
     """The logical type of an annotated type; ValueError for more than `MAX_PRECISION` digits."""
-    name = str(node.get("logicalType"))
     kind = node["type"]
-    if name == "decimal" and kind in ("bytes", "fixed"):
-        return _decimal(node.get("precision"), node.get("scale", 0))
-    fits = (f"fixed{node['size']}" if kind == "fixed" else kind) in _FITS.get(name, ())
-    return Logical(name) if fits else None
-
-
-def _decimal(precision: object, scale: object) -> Logical | None:
-    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or not precision:
-        return None
-    if precision > MAX_PRECISION:
-        raise ValueError(f"a decimal of more than {MAX_PRECISION:,} digits")
-    return Logical("decimal", precision, scale)
+    match node:
+        case {"logicalType": "decimal", "precision": int() as precision} if kind in ("bytes", "fixed"):
+            scale = node.get("scale", 0)
+            if not isinstance(scale, int) or not 0 <= scale <= precision or not precision:
+                return None
+            if precision > MAX_PRECISION:
+                raise ValueError(f"a decimal of more than {MAX_PRECISION:,} digits")
+            return Logical("decimal", precision, scale)
+        case {"logicalType": str() as name} if (f"fixed{node['size']}" if kind == "fixed" else kind) in _FITS.get(name, ()):
+            return Logical(name)
+    return None
 
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -119,13 +112,6 @@ class _Parser:
 
     def __init__(self) -> None:
         self._names: dict[str, AvroType] = {}
-        self._makers: Mapping[str, Callable[[Node, str, str], AvroType]] = {
-            **dict.fromkeys(PRIMITIVES, lambda node, *_: AvroType(node["type"], node["type"], logical_type(node))),
-            **dict.fromkeys(_ITEMS, self._items),
-            **dict.fromkeys(("record", "error"), self._record),
-            "enum": self._enum,
-            "fixed": self._fixed,
-        }
 
     def parse(self, node: Any, namespace: str = "", path: str = "") -> AvroType:  # noqa: ANN401 - any JSON
         """The type of a node inside a namespace."""
@@ -134,12 +120,17 @@ class _Parser:
                 return self._by_name(node, namespace, path)
             case list():
                 return self._union(node, namespace, path)
-            case {"type": str() as kind} if kind in self._makers:
-                return self._makers[kind](node, namespace, path)
+            case {"type": "array" | "map" as kind}:
+                if _ITEMS[kind] not in node:
+                    raise _error(path, f"a {kind} without {_ITEMS[kind]!r}")
+                return AvroType(kind, kind, items=[self.parse(node[_ITEMS[kind]], namespace, f"{path}.{_ITEMS[kind]}")])
+            case {"type": "record" | "error" | "enum" | "fixed"}:
+                return self._named(node, namespace, path)
+            case {"type": str() as kind} if kind in PRIMITIVES:
+                return AvroType(kind, kind, logical_type(node))
             case {"type": str() | dict() | list() as inner}:
                 return self.parse(inner, namespace, path)
-            case _:
-                raise _error(path, f"{json.dumps(node)[:80]} is no type")
+        raise _error(path, f"{json.dumps(node)[:80]} is no type")
 
     def _by_name(self, name: str, namespace: str, path: str) -> AvroType:
         if name in PRIMITIVES:
@@ -156,44 +147,8 @@ class _Parser:
             raise _error(path, "a union needs branches, of which no two are alike and none is a union")
         return AvroType("union", "union", items=branches)
 
-    def _items(self, node: Node, namespace: str, path: str) -> AvroType:
-        kind = node["type"]
-        key = _ITEMS[kind]
-        if key not in node:
-            raise _error(path, f"a {kind} without {key!r}")
-        return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
-
-    def _enum(self, node: Node, namespace: str, path: str) -> AvroType:
-        made = self._named("enum", node, namespace, path)
-        otherwise = f"{made.name}: an enum without a list of symbols"
-        made.symbols = tuple(_listed(node, "symbols", lambda s: isinstance(s, str), otherwise))
-        return made
-
-    def _fixed(self, node: Node, namespace: str, path: str) -> AvroType:
-        made = self._named("fixed", node, namespace, path)
-        made.size = node.get("size", -1)
-        if not isinstance(made.size, int) or made.size < 0:
-            raise ValueError(f"{made.name}: a fixed without a size")
-        made.logical = logical_type(node)
-        return made
-
-    def _record(self, node: Node, namespace: str, path: str) -> AvroType:
-        made = self._named("record", node, namespace, path)
-        inside = made.name.rpartition(".")[0]
-        fields = _listed(node, "fields", _has_name, f"{made.name}: a record without a list of named fields")
-        known = Counter(f["name"] for f in fields)
-        if len(known) != len(fields):
-            raise ValueError(f"{made.name}: two fields have one name")
-        known.update(map(_first_alias, fields))
-        for item in fields:
-            # A renamed field stays the column it was, unless the alias is a field of its own or two fields claim it.
-            alias = _first_alias(item)
-            identity = alias if known[alias] == 1 else item["name"]
-            inner = self.parse(item.get("type"), inside, f"{made.name}.{item['name']}")
-            made.fields.append(AvroField(item["name"], identity, inner, _text(item, "doc")))
-        return made
-
-    def _named(self, kind: str, node: Node, namespace: str, path: str) -> AvroType:
+    def _named(self, node: Node, namespace: str, path: str) -> AvroType:
+        kind = "record" if node["type"] == "error" else node["type"]
         name = _text(node, "name")
         if not name:
             raise _error(path, f"{kind} without a name")
@@ -201,34 +156,46 @@ class _Parser:
         if full in self._names or full in PRIMITIVES:
             raise ValueError(f"{full}: the name is defined twice")
         made = self._names[full] = AvroType(kind, full, doc=_text(node, "doc"))
+        if kind == "record":
+            self._add_fields(made, node)
+        elif kind == "enum":
+            made.symbols = tuple(_listed(node, "symbols", str, f"{full}: an enum without a list of symbols"))
+        else:
+            made.size = node.get("size", -1)
+            if not isinstance(made.size, int) or made.size < 0:
+                raise ValueError(f"{full}: a fixed without a size")
+            made.logical = logical_type(node)
         return made
+
+    def _add_fields(self, made: AvroType, node: Node) -> None:
+        otherwise = f"{made.name}: a record without a list of named fields"
+        fields = _listed(node, "fields", dict, otherwise)
+        names = _listed({"names": [item.get("name") for item in fields]}, "names", str, otherwise)
+        known = Counter(names)
+        if len(known) != len(fields):
+            raise ValueError(f"{made.name}: two fields have one name")
+        known.update(map(_first_alias, fields))
+        inside = made.name.rpartition(".")[0]
+        for item, name in zip(fields, names, strict=True):
+            # A renamed field stays the column it was, unless the alias is a field of its own or two fields claim it.
+            alias = _first_alias(item)
+            identity = alias if known[alias] == 1 else name
+            inner = self.parse(item.get("type"), inside, f"{made.name}.{name}")
+            made.fields.append(AvroField(name, identity, inner, _text(item, "doc")))
 
 
 @dataclass(frozen=True)
 class AvroSchema(SingleTypeSchema):
-    """Text and references of one schema id."""
+    """What decoding needs of one schema id: `text` is a list of the schemas that it refers to, and its own at the end.
+
+    `message`: full name of the schema's type; its kind (``union``) if it has none.
+    """
 
     @cached_property
     def root(self) -> AvroType:
         """The schema's own type."""
         parser = _Parser()
-        for name, text in self.references:
-            self._parse(text, f"reference {name!r}", parser)
-        return self._parse(self.text, "its text", parser)
-
-    def _parse(self, text: str, where: str, parser: _Parser) -> AvroType:
-        try:
-            node = json.loads(text)
-            # Refuses lone surrogates, which no column name and no enum value can hold.
-            json.dumps(node, ensure_ascii=False).encode()
-            return parser.parse(node)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
-
-    @property
-    def names(self) -> dict[IndexPath, str]:
-        """Full name of the schema's type; its kind (``union``) if unnamed."""
-        return {(): self.root.name}
+        return [parser.parse(node) for node in json.loads(self.text)][-1]
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of its enums with their symbols."""
@@ -242,17 +209,26 @@ class AvroSchema(SingleTypeSchema):
         return {kind.name: {symbol: symbol for symbol in kind.symbols} for kind in seen.values() if kind.kind == "enum"}
 
 
+def read_avro(schema: RegistrySchema) -> tuple[AvroType, list[Any]]:
+    """The type of a registered text, and the JSON of its references and itself; DataError with the invalid part."""
+    parser = _Parser()
+    nodes = []
+    made: list[AvroType] = []
+    for where, text in (*((f"reference {name!r}", text) for name, text in schema.references), ("its text", schema.text)):
+        try:
+            nodes.append(json.loads(text))
+            # Refuses lone surrogates, which no column name and no enum value can hold.
+            json.dumps(nodes[-1], ensure_ascii=False).encode()
+            made.append(parser.parse(nodes[-1]))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"schema id {schema.schema_id} does not compile: {where}: {error}") from None
+    return made[-1], nodes
+
+
 def compile_avro(schema: RegistrySchema) -> AvroSchema:
-    """Compile a registry's Avro schema once; it has only what decoding needs. DataError with the invalid part."""
-    compiled = AvroSchema(schema.schema_id, schema.text, schema.references)
-    _ = compiled.root
-    references = tuple((name, _essential(text)) for name, text in schema.references)
-    return AvroSchema(schema.schema_id, _essential(schema.text), references)
-
-
-def _essential(text: str) -> str:
-    """The text of a schema that compiles, without comments, defaults and attributes that the specification does not know."""
-    return json.dumps(_reduced(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+    """Compile a registry's Avro schema; without comments, defaults and attributes that the specification does not know."""
+    root, nodes = read_avro(schema)
+    return AvroSchema(schema.schema_id, json.dumps(_reduced(nodes), ensure_ascii=False, separators=(",", ":")), root.name)
 
 
 def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -264,35 +240,25 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     kept = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
     if "type" in node:
         kept["type"] = _reduced(node["type"])
-    return kept | _reduced_inside(node)
-
-
-def _reduced_inside(node: Node) -> dict[str, Any]:
-    """What a type has inside, by the attribute that holds it."""
     match node.get("type"):
         case "array" | "map" as kind:
-            return {_ITEMS[kind]: _reduced(node[_ITEMS[kind]])}
+            kept[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
         case "enum":
-            return {"symbols": node["symbols"]}
+            kept["symbols"] = node["symbols"]
         case "record" | "error":
-            return {"fields": [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]}
-    return {}
+            kept["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
+    return kept
 
 
 def _error(path: str, what: str) -> ValueError:
     return ValueError(f"{path or 'schema'}: {what}")
 
 
-def _listed(node: Node, key: str, is_good: Callable[[Any], bool], otherwise: str) -> list[Any]:
-    """A list of good items; raises ValueError for anything else."""
+def _listed(node: Node, key: str, kind: type, otherwise: str) -> list[Any]:
     items = node.get(key)
-    if not isinstance(items, list) or not all(map(is_good, items)):
+    if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
         raise ValueError(otherwise)
     return items
-
-
-def _has_name(node: object) -> bool:
-    return isinstance(node, dict) and isinstance(node.get("name"), str)
 
 
 def _full_name(name: str, namespace: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, compile_schema, make_decoder
-from game_events.decoding.json.schema import MAX_COLUMNS
+from game_events.decoding.json_schema import MAX_COLUMNS, SchemaText, json_type
 from game_events.errors import DataError
 from game_events_tests.support.decoding.format_helpers import decode_one, framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import decode, rows_by_position
@@ -234,3 +234,12 @@ def test_a_compiled_schema_travels_to_the_workers():
     plan = plan_of(registered("JSON", with_x({"$ref": "o"}), references=(("o", INTEGER),)))
     decoded = BatchDecoder(pickle.loads(pickle.dumps(plan))).decode(pa.array([framed(b'{"x":1}')], pa.binary()))  # noqa: S301
     assert rows_by_position(decoded) == {0: {"x": 1}}
+
+
+def test_a_compiled_schema_is_only_the_type_of_its_documents():
+    junk = {"examples": [[]] * 1_000, "description": "x" * 1_000, "default": {"type": 1}}
+    tree = with_x({"$ref": "other"}, **junk)["properties"] | {"l": {"type": "array", "items": {"type": ["null", "number"]}}}
+    text = registered("JSON", {"title": "T", "type": "object", "properties": tree, **junk}, references=(("other", STRING),))
+    made = compile_schema(text)
+    assert (made.message, json.loads(made.text)) == ("T", {"x": "string", "l": ["list", "number"]})
+    assert made.type == json_type(SchemaText(text))

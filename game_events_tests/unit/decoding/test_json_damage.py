@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from game_events.decoding.frame import Reason
-from game_events.decoding.json.decoder import MAX_LEVELS
+from game_events.decoding.json_decoder import MAX_LEVELS
 from game_events_tests.support.decoding.format_helpers import (
     decode_one,
     framed,

@@ -1,1 +1,0 @@
-"""Avro schemas and payloads."""
