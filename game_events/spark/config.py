@@ -26,12 +26,14 @@ from game_events.config.network import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.jvm.jars import s3_jars, spark_jars
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage import is_s3, spark_options
 
 #: The path is absolute: of an executor's archive of code it is none, and workers import this module, too.
 LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').absolute().as_uri()}"
+
+#: Java's options: those that precede the user's, and the user's.
+DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS = "spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"
 
 #: Options of the driver's JVM: ten times Java's own numbers of calls and loops before the optimizing compiler takes a
 #: method. Otherwise it has a third of the JVM's processor time in the first minute, most of it for methods that plan jobs

@@ -23,10 +23,10 @@ import psutil
 
 from game_events.config.network import LOOPBACK, UNIX_SOCKET
 from game_events.jvm.jars import spark_home
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.plugins.local.servers import shared_workers_server
 from game_events.plugins.local.servers.server_process import HOST, ServerProcess, find, spawn
+from game_events.spark.config import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 
 log = logging.getLogger(__name__)
 
