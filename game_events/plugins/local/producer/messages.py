@@ -4,17 +4,17 @@ Version k of the message is the base `.proto` text with k optional custom column
 and in order per partition (idempotent producer), or an error.
 """
 
+import math
+import struct
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
 from random import Random
-from struct import pack, unpack
-from sys import float_info
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Literal, Self, TypedDict, cast
 
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as KafkaMessage
@@ -35,35 +35,6 @@ MAX_VERSION = 10
 FILE_NAME = "game_event.proto"
 
 CUSTOM = "col_custom_{}"
-
-_SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
-
-#: Type of a number -> its name, the lowest and the highest value that it holds.
-_LIMITS: dict[int, tuple[str, float, float]] = {
-    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): (name, low, high)
-    for names, low, high in (
-        (("int32", "sint32", "sfixed32"), -(2**31), 2**31 - 1),
-        (("int64", "sint64", "sfixed64"), -(2**63), 2**63 - 1),
-        (("uint32", "fixed32"), 0, 2**32 - 1),
-        (("uint64", "fixed64"), 0, 2**64 - 1),
-        (("float",), -_SINGLE_MAX, _SINGLE_MAX),
-        (("double",), -float_info.max, float_info.max),
-    )
-    for name in names
-}
-
-_NUMBERS = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT}
-
-_INTEGERS = set(_LIMITS) - _NUMBERS
-
-#: Kind of a generator -> types of fields that take its values.
-_FITS = {
-    "integer": _INTEGERS | _NUMBERS,
-    "number": _NUMBERS,
-    "boolean": {FieldDescriptor.TYPE_BOOL},
-    "numbered": {FieldDescriptor.TYPE_STRING},
-    "text": {FieldDescriptor.TYPE_STRING},
-}
 
 
 def custom_columns(version: int) -> tuple[str, ...]:
@@ -159,8 +130,8 @@ class MessageShape:
             return cls()
         versions = _read(sample.proto)
         meant = (settings.entity_column, settings.key_column, settings.time_column)
-        message = cast(Descriptor, versions.message_class(1).DESCRIPTOR)
-        _check(message, meant, sample.proto)
+        message = versions.message_class(1)
+        _check(cast(Descriptor, message.DESCRIPTOR), meant, sample.proto)
         return cls(versions, *meant, _fields(message, meant, sample.fields, sample.proto))
 
 
@@ -189,87 +160,76 @@ def _type(field: FieldDescriptor) -> str:
     return "string" if field.type == FieldDescriptor.TYPE_STRING else str(field.type)
 
 
-def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
-    fields = {field.name: field for field in message.fields if field.name not in (*meant, *ProtoVersions.custom)}
+def _fields(message: type[Message], meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
+    described = cast(Descriptor, message.DESCRIPTOR)
+    fields = {field.name: field for field in described.fields if field.name not in (*meant, *ProtoVersions.custom)}
     unknown = [name for name in wanted if name not in fields]
     if unknown:
         raise ConfigurationError(
-            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {message.full_name} ({proto}) has "
+            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {described.full_name} ({proto}) has "
             f"the fields {', '.join(fields)}"
         )
     generators: list[tuple[str, Generator]] = []
     for name, field in fields.items():
-        given = wanted.get(name)
-        if given is not None:
-            _require_fit(given, field, f"{name} of {message.full_name} ({proto})")
-        values = given or _usual(field)
-        if values is not None:  # a list, map or message stays unset
-            generators.append((name, _stored(field, values)))
+        values = wanted.get(name) or _usual(field)
+        if values is None:  # a list, map or message stays unset
+            continue
+        if field.type == FieldDescriptor.TYPE_FLOAT:
+            values = _Single(**values.model_dump())
+        try:
+            _require_fit(message, name, values)
+        except (TypeError, ValueError, OverflowError, struct.error) as error:
+            which = f"{name} of {described.full_name} ({proto})"
+            raise ConfigurationError(
+                f"GAME_EVENTS_PRODUCER: {which} cannot hold values of kind {values.kind}: {error}"
+            ) from None
+        generators.append((name, values))
     return tuple(generators)
+
+
+def _require_fit(message: type[Message], name: str, values: Generator) -> None:
+    """Raise an error if a field cannot hold the extremes of a generator's values, or changes them."""
+    for value in values.extremes():
+        held = getattr(cast(Callable[..., Message], message)(**{name: value}), name)
+        # An enum's value may be given by its name.
+        is_same = held == value or (isinstance(value, str) and isinstance(held, int))
+        if not is_same or held in (math.inf, -math.inf):
+            raise ValueError(f"{value!r} would be {held!r}")
 
 
 class _Single(Generator):
     """Values rounded to 32-bit floats, so that the manifest equals the message."""
 
     def make(self, draw: Random) -> object:
-        return unpack("<f", pack("<f", super().make(draw)))[0]
+        return _single(super().make(draw))
+
+    def extremes(self) -> tuple[object, ...]:
+        return tuple(map(_single, super().extremes()))
 
 
-def _stored(field: FieldDescriptor, values: Generator) -> Generator:
-    return _Single(**values.model_dump()) if field.type == FieldDescriptor.TYPE_FLOAT and values.numeric else values
+def _single(value: object) -> object:
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+#: Type of a field in C++ -> default kind of its values.
+_USUAL_KINDS: Mapping[int, Literal["text", "boolean", "number", "integer"]] = {
+    FieldDescriptor.CPPTYPE_STRING: "text",
+    FieldDescriptor.CPPTYPE_BOOL: "boolean",
+    FieldDescriptor.CPPTYPE_FLOAT: "number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "number",
+    FieldDescriptor.CPPTYPE_INT32: "integer",
+    FieldDescriptor.CPPTYPE_INT64: "integer",
+    FieldDescriptor.CPPTYPE_UINT32: "integer",
+    FieldDescriptor.CPPTYPE_UINT64: "integer",
+}
 
 
 def _usual(field: FieldDescriptor) -> Generator | None:
-    """Default generator of a field."""
     if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
         return None
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        return Generator(kind="choice", values=tuple(set(_enum(field).values())))
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return Generator(kind="text")
-    if field.type == FieldDescriptor.TYPE_BOOL:
-        return Generator(kind="boolean")
-    return Generator(kind="integer" if field.type in _INTEGERS else "number")
-
-
-def _fits(given: Generator, field: FieldDescriptor) -> bool:
-    if field.is_repeated:
-        return False
-    if given.kind != "choice":
-        return field.type in _FITS[given.kind]
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        return all(value in _enum(field) or value in _enum(field).values() for value in given.values)
-    kinds: tuple[type, ...] = ()
-    if field.type == FieldDescriptor.TYPE_STRING:
-        kinds = (str,)
-    elif field.type in _INTEGERS:
-        kinds = (int,)
-    elif field.type in _NUMBERS:
-        kinds = (int, float)
-    return all(isinstance(value, kinds) for value in given.values)
-
-
-def _require_fit(given: Generator, field: FieldDescriptor, which: str) -> None:
-    """Raise ConfigurationError for values that are not of the field's type, or numbers outside it."""
-    if not _fits(given, field):
-        raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {which} cannot hold values of kind {given.kind}")
-    if field.type not in _LIMITS:
-        return
-    name, lowest, highest = _LIMITS[field.type]
-    numbers = [given.low, given.high]
-    wanted = f"from {given.low:g} to {given.high:g}"
-    if given.kind == "choice":
-        numbers = [value for value in given.values if not isinstance(value, str)]
-        wanted = ", ".join(map(str, numbers))
-    # The comparison is also False for .nan.
-    if not all(lowest <= number <= highest for number in numbers):
-        raise ConfigurationError(
-            f"GAME_EVENTS_PRODUCER: {which} cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
-        )
-
-
-def _enum(field: FieldDescriptor) -> dict[str, int]:
-    return {value.name: value.number for value in field.enum_type.values} if field.enum_type is not None else {}
+    if field.enum_type is not None:
+        return Generator(kind="choice", values=tuple({value.number for value in field.enum_type.values}))
+    return Generator(kind=_USUAL_KINDS[field.cpp_type])
 
 
 #: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.

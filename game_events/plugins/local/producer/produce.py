@@ -207,7 +207,6 @@ class Manifest(BaseModel):
     records: dict[str, dict[int, int]] = Field(default_factory=dict)
     duplicates: int = 0
     poison: dict[PoisonKind, int] = Field(default_factory=dict)
-    tombstones: int = 0
     truth: dict[str, dict[str, GamerTruth]] = Field(default_factory=dict)
 
     @property
@@ -240,7 +239,6 @@ class Manifest(BaseModel):
             },
             duplicates=self.duplicates + other.duplicates,
             poison=dict(Counter(self.poison) + Counter(other.poison)),
-            tombstones=self.tombstones + other.tombstones,
             truth=truth,
         )
 
