@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -86,7 +85,7 @@ class ExportTarget:
             retry_delay_s=export.rest_retry_delay_s,
             limits=limits,
             # The content, as workers may be on other machines.
-            ca=_authorities(settings.tls_ca_file),
+            ca=settings.tls_ca_file.read_text("utf-8", "replace") if settings.tls_ca_file is not None else None,
         )
 
     @property
@@ -94,15 +93,6 @@ class ExportTarget:
         """The address without secrets: scheme, host and port."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
-
-    def at(self, path: str) -> str:
-        """Another path at the same address."""
-        parts = urlsplit(self.url)
-        return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else self.url
-
-    def trust(self) -> ssl.SSLContext | bool:
-        """Trust in the receiver's certificate, which is always verified."""
-        return True if self.ca is None else ssl.create_default_context(cadata=self.ca)
 
     def masked(self, text: str) -> str:
         """A text without secrets."""
@@ -126,30 +116,18 @@ def _credentials(settings: ExportSettings) -> tuple[dict[str, str], list[str]]:
         return {"Authorization": f"Bearer {_header_value(chosen[0], token)}"}, [token]
     if key is not None:
         return {settings.rest_api_key_header: _header_value(chosen[0], key)}, [key]
-    return _basic(settings.rest_user, password) if chosen else ({}, [])
+    if not chosen:
+        return {}, []
+    if settings.rest_user is None or password is None:
+        raise ConfigurationError("set both GAME_EVENTS_REST_USER and GAME_EVENTS_REST_PASSWORD, or neither")
+    pair = base64.b64encode(f"{settings.rest_user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {pair}"}, [password, pair]
 
 
 def _header_value(setting: str, value: str) -> str:
     if not value.isprintable():
         raise ConfigurationError(f"{setting} has a line break or another character that no header may have")
     return value
-
-
-def _basic(user: str | None, password: str | None) -> tuple[dict[str, str], list[str]]:
-    """Header of basic authentication, and its secrets."""
-    if user is None or password is None:
-        raise ConfigurationError("set both GAME_EVENTS_REST_USER and GAME_EVENTS_REST_PASSWORD, or neither")
-    pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return {"Authorization": f"Basic {pair}"}, [password, pair]
-
-
-def _authorities(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"GAME_EVENTS_TLS_CA_FILE: {file} cannot be read ({type(error).__name__})") from None
 
 
 #: Seconds within which a granted call reaches the receiver.
@@ -305,17 +283,9 @@ class _Answer:
     retry_after: float | None = None
 
     @property
-    def taken(self) -> bool:
-        return self.status is not None and 200 <= self.status < 300
-
-    @property
     def refused(self) -> bool:
         """Whether another attempt would be refused, too."""
         return self.status is not None and self.status < 500 and self.status not in LATER
-
-    @property
-    def said(self) -> str:
-        return self.kind if self.status is None else f"HTTP {self.status}"
 
 
 @dataclass
@@ -341,18 +311,19 @@ class Calls:
         for attempt in itertools.count(1):
             answer = await self._call(key, body)
             self.answers[answer.kind] += 1
-            if answer.taken:
+            if answer.status is not None and 200 <= answer.status < 300:
                 return ChunkOutcome(True, answer.status, "", "", attempt)
             excerpt = self.target.masked(answer.excerpt)[:EXCERPT_CHARS]
+            said = answer.kind if answer.status is None else f"HTTP {answer.status}"
             if answer.refused:
-                return ChunkOutcome(False, answer.status, f"refused: {answer.said}", excerpt, attempt, for_good=True)
+                return ChunkOutcome(False, answer.status, f"refused: {said}", excerpt, attempt, for_good=True)
             if answer.retry_after is not None:
                 self._not_before = max(self._not_before, time.monotonic() + min(answer.retry_after, MAX_RETRY_AFTER_S))
             if attempt == self.target.attempts:
                 break
             longest = min(self.target.retry_delay_s * 2 ** (attempt - 1), MAX_PAUSE_S)
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret about a pause
-        return ChunkOutcome(False, answer.status, f"not taken in {attempt} attempts, the last: {answer.said}", excerpt, attempt)
+        return ChunkOutcome(False, answer.status, f"not taken in {attempt} attempts, the last: {said}", excerpt, attempt)
 
     async def _call(self, key: str, body: bytes) -> _Answer:
         """Make one call, when it may be made."""
@@ -400,9 +371,10 @@ class Calls:
 
 
 def client(target: ExportTarget, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - aiohttp's own
-    """A client for a target. Answers are not decompressed, as that could fill the memory."""
+    """A client for a target, whose certificate it verifies. Answers are not decompressed, as that could fill the memory."""
+    trust = True if target.ca is None else ssl.create_default_context(cadata=target.ca)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=target.trust(), **options),
+        connector=aiohttp.TCPConnector(ssl=trust, **options),
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
         headers=target.headers | {"Accept-Encoding": "identity"},
         auto_decompress=False,
@@ -454,10 +426,12 @@ def preflight(settings: Settings, target: ExportTarget) -> None:
         ConfigurationError: the certificate is not trusted, or the credentials or the address are refused.
         TransientError: the receiver does not answer, or is busy.
     """
-    if not ExportSettings.of(settings).rest_preflight:
-        return
     method, _, path = ExportSettings.of(settings).rest_preflight.partition(" ")
-    status = _preflight_status(target, method, target.at(path))
+    if not method:
+        return
+    parts = urlsplit(target.url)
+    url = urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else target.url
+    status = _preflight_status(target, method, url)
     if status < 300 or status in NO_SUCH_METHOD:
         return
     said = f"{target.shown} answered {method} with HTTP {status}"

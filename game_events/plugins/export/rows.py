@@ -106,11 +106,6 @@ class Step:
         return sum(file.rows for file in self.files)
 
     @property
-    def has_rows(self) -> bool:
-        """Whether there may be rows to read."""
-        return bool(self.files) or self.gold is not None
-
-    @property
     def advance(self) -> dict[str, int]:
         """Values of `apps` once the rows are planned."""
         return {app: self.resent if name == "resent" else self.upto for name, app in self.apps.items()}
@@ -143,58 +138,32 @@ def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: On
 def _find_step(
     pipeline: Pipeline, identity: BronzeIdentity, planned: DeltaTable | None, on_replaced: OnReplaced, game: str
 ) -> Step | None:
-    """New rows of one game, or None if there are none; DataError if they are held back."""
-    source = _source(pipeline, identity, game)
-    if source is None:
-        return None
-    parts = {"content": source.content, "bronze": identity.key, "any": "", "resent": "resent"}
-    apps = {name: source.kind.of(game, part) for name, part in parts.items()}
-    held = {name: txn(planned, app) for name, app in apps.items()}
-    upto = source.upto
-    above, resent = _start(game, source.name, upto, held, on_replaced)
-    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
-        return None
-    origin = ChunkOrigin(source.name, game, f"{source.content}:{resent}", above, upto)
-    expected = {app: held[name] for name, app in apps.items()}
-    files = _files(source.silver, above)
-    return Step(game, source.silver, source.gold, above, upto, files, origin, apps, expected, resent)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A game's table that is exported.
-
-    Attributes:
-        kind: `txn` of planned calls about it.
-        content: name of its incarnation.
-        upto: last bronze batch in it.
-        silver, gold: the game's tables; gold only if it is exported.
-    """
-
-    kind: Txn
-    name: str
-    content: str
-    upto: int
-    silver: DeltaTable
-    gold: DeltaTable | None = None
-
-
-def _source(pipeline: Pipeline, identity: BronzeIdentity, game: str) -> _Source | None:
-    """The table that is exported; None: its rows are not of this bronze, or not of this silver, yet."""
+    """New rows of one game; None: there are none, or none of this bronze and this silver yet. DataError: they are held back."""
     table = pipeline.lakehouse.silver(game)
     silver = pipeline.tables.peek(table)
     upto = identity.taken(silver)
     if silver is None or upto is None:
         return None
     content = f"{silver.metadata().id}:{incarnation(silver)}"
-    if ExportSettings.of(pipeline.settings).rest_source == "silver":
-        return _Source(Txn.SILVER, table.name, content, upto, silver)
-    table = pipeline.lakehouse.gold(game)
-    gold = pipeline.tables.peek(table)
-    upto = txn(gold, silver_app(silver))
-    if gold is None or upto is None:
+    kind = Txn.SILVER
+    gold: DeltaTable | None = None
+    if ExportSettings.of(pipeline.settings).rest_source == "gold":
+        table = pipeline.lakehouse.gold(game)
+        gold = pipeline.tables.peek(table)
+        upto = txn(gold, silver_app(silver))
+        if gold is None or upto is None:
+            return None
+        content = f"{gold.metadata().id}:{content}"
+        kind = Txn.GOLD
+    parts = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
+    apps = {name: kind.of(game, part) for name, part in parts.items()}
+    held = {name: txn(planned, app) for name, app in apps.items()}
+    above, resent = _start(game, table.name, upto, held, on_replaced)
+    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
         return None
-    return _Source(Txn.GOLD, table.name, f"{gold.metadata().id}:{content}", upto, silver, gold)
+    origin = ChunkOrigin(table.name, game, f"{content}:{resent}", above, upto)
+    expected = {app: held[name] for name, app in apps.items()}
+    return Step(game, silver, gold, above, upto, _files(silver, above), origin, apps, expected, resent)
 
 
 def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
@@ -229,20 +198,11 @@ def _bounded(steps: list[Step]) -> list[Step]:
     """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
     if sum(step.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
         return steps
-    limit = _last_batch(steps)
-    bounded = []
-    for step in steps:
-        limited = step.limited(limit)
-        if limited.upto > limited.above or step.upto == step.above:
-            bounded.append(limited)
-    return bounded
-
-
-def _last_batch(steps: list[Step]) -> int:
-    """The batch up to which there are about `SLICE_ROWS`."""
     known = sorted((file.highest or step.upto, file.rows) for step in steps for file in step.files)
     fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
-    return known[max(fitting, 1) - 1][0]
+    limit = known[max(fitting, 1) - 1][0]
+    limited = [(step.limited(limit), step) for step in steps]
+    return [new for new, step in limited if new.upto > new.above or step.upto == step.above]
 
 
 #: Rows up to which one task cuts all of them, without a shuffle.
@@ -384,7 +344,11 @@ def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, plan
         DataError: the Delta table's files were rewritten since.
     """
     here = {f"{place.uri}/{path}" for path in (paths(delta) if delta is not None else _listed(place))}
-    known = _exported(tables, planned, place.uri)
+    sources: set[str] = set()
+    for table, handle in ((tables.deliveries, tables.deliveries.open()), (tables.planned, planned)):
+        if handle is not None:
+            sources.update(pc.unique(read_arrow(table, handle, ["source"]).column("source").drop_null()).to_pylist())
+    known = {source for source in sources if source.startswith(f"{place.uri}/")}
     gone = known - here
     if delta is not None and gone:
         raise DataError(
@@ -404,15 +368,6 @@ def _listed(place: Table) -> list[str]:
     # Names with such a prefix are no data, by Spark's rule.
     hidden = re.compile(r"(^|/)[_.]")
     return [name for name in files if name.endswith(".parquet") and not hidden.search(name)]
-
-
-def _exported(tables: ExportTables, planned: DeltaTable | None, uri: str) -> set[str]:
-    """Files below an address that have chunks."""
-    names: set[str] = set()
-    for table, handle in ((tables.deliveries, tables.deliveries.open()), (tables.planned, planned)):
-        if handle is not None:
-            names.update(pc.unique(read_arrow(table, handle, ["source"]).column("source").drop_null()).to_pylist())
-    return {name for name in names if name.startswith(f"{uri}/")}
 
 
 def file_rows(pipeline: Pipeline, place: Table, delta: DeltaTable | None, files: Sequence[str]) -> DataFrame:

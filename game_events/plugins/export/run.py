@@ -36,7 +36,7 @@ from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.export.delivery import ExportTarget, preflight
-from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
+from game_events.plugins.export.rows import OnReplaced, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import (
     DELIVERED,
@@ -46,7 +46,7 @@ from game_events.plugins.export.tables import (
     failed_calls_schema,
     planned_schema,
 )
-from game_events.plugins.export.worker import DELIVERY_LOG, CutChunks, SendChunks, TaskAccount
+from game_events.plugins.export.worker import DELIVERY_LOG, Cut, CutChunks, SendChunks, TaskAccount
 from game_events.workers.job import task_numbers
 
 #: Attempts to commit beside concurrent writers.
@@ -163,14 +163,15 @@ def plan_slice(pipeline: Pipeline, tables: ExportTables, report: RunReport, acco
         advance |= step.advance
     if (on_replaced.resend | on_replaced.go_on) & origins.keys():
         advance[granted] = 1
-    files: list[StagedFile] = []
-    if any(step.has_rows for step in steps):
-        files = _staged(pipeline, tables, planned, new_rows(pipeline, steps), origins)
-    if _erased_since(pipeline, steps):
+    cut = Cut([], 0)
+    if any(step.files or step.gold is not None for step in steps):
+        cut = _staged(pipeline, tables, planned, new_rows(pipeline, steps), origins)
+    now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
+    if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
         # Erased rows may be among these.
-        discard(tables.planned, files)
+        discard(tables.planned, cut.files)
         raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
-    _commit(tables, planned, files, expected, advance, account)
+    _commit(tables, planned, cut, expected, advance, account)
     return True
 
 
@@ -190,10 +191,10 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder
     if not files:
         return False
     origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
-    chunks = _staged(pipeline, tables, planned, file_rows(pipeline, place, delta, files), origins)
-    if chunks:
-        _commit(tables, planned, chunks, {}, {}, account)
-    return bool(chunks)
+    cut = _staged(pipeline, tables, planned, file_rows(pipeline, place, delta, files), origins)
+    if cut.files:
+        _commit(tables, planned, cut, {}, {}, account)
+    return bool(cut.files)
 
 
 def commit_slice(
@@ -234,41 +235,26 @@ def next_slice(tables: ExportTables, planned: DeltaTable | None) -> int:
 
 def _staged(
     pipeline: Pipeline, tables: ExportTables, planned: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
-) -> list[StagedFile]:
+) -> Cut:
     settings = ExportSettings.of(pipeline.settings)
-    cut = CutChunks(
-        tables.planned,
-        tables.person,
-        next_slice(tables, planned),
-        settings.rest_rows_per_call,
-        settings.rest_bytes_per_call,
-        origins,
-    )
-    files = [file for task in cut.collect(rows) for file in task.files]
+    limits = (settings.rest_rows_per_call, settings.rest_bytes_per_call)
+    tasks = CutChunks(tables.planned, tables.person, next_slice(tables, planned), *limits, origins).collect(rows)
     failpoints.reach("export_staged")
-    return files
+    return Cut([file for task in tasks for file in task.files], sum(task.chunks for task in tasks))
 
 
 def _commit(
     tables: ExportTables,
     planned: DeltaTable | None,
-    files: Sequence[StagedFile],
+    cut: Cut,
     expected: Mapping[str, int | None],
     advance: Mapping[str, int],
     account: Export,
 ) -> None:
-    commit_slice(tables, planned, files, expected, advance)
+    commit_slice(tables, planned, cut.files, expected, advance)
     failpoints.reach("export_planned")
-    account.planned_rows += sum(file.rows for file in files)
-    now = tables.planned.open()
-    if now is not None:
-        chunks = read_arrow(tables.planned, now, ["chunk"], [file.path for file in files])
-        account.planned_chunks += pc.count_distinct(chunks.column("chunk")).as_py()
-
-
-def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
-    now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
-    return any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now)
+    account.planned_rows += sum(file.rows for file in cut.files)
+    account.planned_chunks += cut.chunks
 
 
 def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
@@ -449,13 +435,6 @@ SELECT * REPLACE ($slice AS slice, dense_rank() OVER (ORDER BY key) AS chunk) FR
 """  # noqa: S608
 
 
-def failed_calls(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Counts of the failed calls that wait, by source, game and status, with reason and times; without rows."""
-    tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    with connect(**_views(tables)) as connection:
-        return records(connection.execute(_COUNTS))
-
-
 @retry_on_conflict(ATTEMPTS)
 def replay_failed_calls(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
     """Plan failed calls (with some HTTP statuses; empty: all) once more, under their keys.
@@ -479,13 +458,14 @@ def replay_failed_calls(pipeline: Pipeline, statuses: Collection[int] = ()) -> t
 
 
 def export_status(pipeline: Pipeline) -> dict[str, Any]:
-    """Counts of waiting, delivered and failed calls and their rows."""
+    """Counts of waiting, delivered and failed calls and their rows; of failed ones by source, game and status, with reason."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     deliveries = tables.deliveries.open()
     waiting = tables.waiting(tables.planned.open(), deliveries)
     settled = tables.settled(deliveries, 0, ["rows", "outcome"])
     delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
-    failed = failed_calls(pipeline)
+    with connect(**_views(tables)) as connection:
+        failed = records(connection.execute(_COUNTS))
     return {
         "waiting": {"chunks": waiting.num_rows, "rows": pc.sum(waiting.column("rows")).as_py() or 0},
         "delivered": {"chunks": delivered.num_rows, "rows": pc.sum(delivered.column("rows")).as_py() or 0},

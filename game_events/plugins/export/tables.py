@@ -105,7 +105,11 @@ class ExportTables:
         """Rows (or some columns) of the delivery log, of slices from a number on; older files are not opened."""
         if deliveries is None:
             return DELIVERIES.empty_table().select(columns or DELIVERIES.names)
-        return read_arrow(self.deliveries, deliveries, columns, _files_since(deliveries, since))
+        actions = add_actions(deliveries)
+        if "max.slice" in actions.column_names:
+            highest = actions.column("max.slice")
+            actions = actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater_equal(highest, since)))
+        return read_arrow(self.deliveries, deliveries, columns, actions.column("path").to_pylist())
 
     def waiting(self, planned: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
         """Planned chunks without an outcome, in order (`CHUNK`)."""
@@ -115,12 +119,3 @@ class ExportTables:
         done = self.settled(deliveries, pc.min(chunks.column("slice")).as_py(), ["slice", "chunk"])
         left = chunks.join(done, ["slice", "chunk"], join_type="left anti")
         return left.select(CHUNK.names).sort_by([("slice", "ascending"), ("chunk", "ascending")])
-
-
-def _files_since(handle: DeltaTable, number: int) -> list[str]:
-    """Paths of files that may have rows of a slice or later ones."""
-    actions = add_actions(handle)
-    if "max.slice" in actions.column_names:
-        highest = actions.column("max.slice")
-        actions = actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater_equal(highest, number)))
-    return [str(path) for path in actions.column("path").to_pylist()]

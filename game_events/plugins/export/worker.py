@@ -28,7 +28,7 @@ from pyspark import TaskContext
 
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit, retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, staged
 from game_events.lakehouse.tables import Table, table_id
@@ -44,7 +44,7 @@ from game_events.plugins.export.tables import (
     failed_calls_schema,
     planned_schema,
 )
-from game_events.workers.job import StagedFiles, WorkerJob
+from game_events.workers.job import WorkerJob
 
 #: Bits of a chunk's number that count within a task; the task's number is above them.
 COUNT_BITS = 32
@@ -56,14 +56,22 @@ GROUP_ROWS = 2_048
 
 
 @dataclass(frozen=True)
-class CutChunks(WorkerJob[StagedFiles]):
+class Cut:
+    """Files of planned calls, and the number of chunks in them."""
+
+    files: list[StagedFile]
+    chunks: int
+
+
+@dataclass(frozen=True)
+class CutChunks(WorkerJob[Cut]):
     """Writes chunks of rows (`tables.ROWS`) of groups with some origins as files of the next slice of planned calls; picklable.
 
     A chunk is limited by number of rows and by bytes of JSON; a larger row is a chunk by itself. Its key is a hash of its rows'
     origin: rows that are planned again after a loss of the planned calls get the same key.
     """
 
-    result: ClassVar[type] = StagedFiles
+    result: ClassVar[type] = Cut
     table: Table
     person: str
     slice: int
@@ -71,13 +79,15 @@ class CutChunks(WorkerJob[StagedFiles]):
     bytes_per_call: int
     origins: Mapping[str, ChunkOrigin] = field(repr=False)
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Cut:
         """Write a task's chunks."""
         context = TaskContext.get()
         writer = StagedWriter(self.table, planned_schema(self.person), group_rows=GROUP_ROWS)
+        chunks = 0
         for rows in self.cut((pa.Table.from_batches([b]) for b in batches), context.partitionId() if context else 0):
             writer.write(rows)
-        return StagedFiles(writer.close())
+            chunks += pc.count_distinct(rows.column("chunk")).as_py()
+        return Cut(writer.close(), chunks)
 
     def cut(self, parts: Iterable[pa.Table], task: int) -> Iterator[pa.Table]:
         """Rows of planned calls; a chunk may span several parts."""
@@ -104,8 +114,6 @@ class CutChunks(WorkerJob[StagedFiles]):
         groups = rows.column("_group").combine_chunks()
         changed = pc.not_equal(groups.slice(1), groups.slice(0, len(groups) - 1)).to_numpy(zero_copy_only=False)
         bounds = np.concatenate([[0], np.flatnonzero(changed) + 1, [rows.num_rows]])
-        if sizes.max() * self.rows_per_call < self.bytes_per_call:
-            return np.concatenate([np.arange(*group, self.rows_per_call) for group in pairwise(bounds)]).astype(np.int64)
         ends = np.cumsum(sizes)
         starts: list[int] = []
         for begin, end in pairwise(bounds.tolist()):
@@ -199,16 +207,16 @@ class ChunkResult:
     outcome: ChunkOutcome
     at: datetime
 
-    def columns(self, run_id: str) -> dict[str, Any]:
-        """Values of a row about the chunk, in the delivery log or among the failed calls."""
-        known = {"outcome": DELIVERED if self.outcome.taken else FAILED, "at": self.at, "run_id": run_id}
-        return known | {name: getattr(self.outcome, name) for name in ("status", "attempts", "reason", "answer")}
-
 
 def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count: int | None = None) -> pa.Table:
     """The first `count` rows (None: all) of each chunk, with the columns of its outcome."""
     parts = [result.chunk.slice(0, count) for result in results]
-    more = pa.Table.from_pylist([result.columns(run_id) for result in results], schema=OUTCOME)
+    outcomes = [
+        {"outcome": DELIVERED if result.outcome.taken else FAILED, "at": result.at, "run_id": run_id}
+        | {name: getattr(result.outcome, name) for name in ("status", "attempts", "reason", "answer")}
+        for result in results
+    ]
+    more = pa.Table.from_pylist(outcomes, schema=OUTCOME)
     more = more.take(np.repeat(np.arange(len(results)), [part.num_rows for part in parts]))
     rows = pa.concat_tables(parts)
     for name in more.column_names:
@@ -216,36 +224,27 @@ def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count:
     return rows.select(schema.names).cast(schema)
 
 
+@retry_on_conflict(APPEND_ATTEMPTS)
 def append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
-    """Append rows, again after a conflict with another append.
-
-    Raises:
-        ConflictError: another run has taken over, or every attempt was lost to concurrent writers.
-    """
-    for left in reversed(range(APPEND_ATTEMPTS)):
-        try:
-            add(table, rows.schema, staged(table, rows), expected, description)
-            return
-        except ConflictError:
-            if not left or _taken_over(table, expected):
-                raise
+    """Append rows, again after a conflict with another append; otherwise as `add`."""
+    add(table, rows.schema, staged(table, rows), expected, description)
 
 
 def add(
     table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
 ) -> None:
-    """Append files; they are deleted after a conflict, for which ConflictError is raised."""
+    """Append files.
+
+    Raises:
+        ConflictError: another run has taken over (`expected`), or another writer was faster; the files are deleted.
+    """
     try:
         commit(Commit(table, schema, files, expected, {}, table_id(table.open()), description=description))
     except ConflictError as error:
-        if _taken_over(table, expected):
+        now = table.open()
+        if now is not None and txns(now, expected) != expected:
             raise ConflictError("another run of the export has taken over: this one stops") from error
         raise
-
-
-def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
-    now = table.open()
-    return now is not None and txns(now, expected) != expected
 
 
 #: Seconds between two commits of a task to the delivery log, per `TASKS_FOR_IT` tasks, as all commit to one table.
@@ -385,7 +384,10 @@ class _Task:
         files: list[StagedFile] = []
         try:
             await self._send()
-            files = self._stage_last()
+            last = self._known()
+            if last:
+                files = staged(self._job.tables.deliveries, about(last, self._job.run_id, DELIVERIES, 1))
+                self._count(last)
         except GameEventsError as error:
             account.stopped = str(error)
             account.kind = type(error).__name__
@@ -453,15 +455,6 @@ class _Task:
             if results:
                 await asyncio.to_thread(self._commit, results)
                 self._count(results)
-
-    def _stage_last(self) -> list[StagedFile]:
-        """Stage the last outcomes for the driver to commit."""
-        results = self._known()
-        if not results:
-            return []
-        files = staged(self._job.tables.deliveries, about(results, self._job.run_id, DELIVERIES, 1))
-        self._count(results)
-        return files
 
     def _known(self) -> list[ChunkResult]:
         """The outcomes that are not committed yet; the caller commits them."""
