@@ -28,7 +28,7 @@ from pyspark import TaskContext
 
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit, retry_on_conflict
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, staged
 from game_events.lakehouse.tables import Table, table_id
@@ -224,10 +224,15 @@ def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count:
     return rows.select(schema.names).cast(schema)
 
 
-@retry_on_conflict(APPEND_ATTEMPTS)
 def append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
     """Append rows, again after a conflict with another append; otherwise as `add`."""
-    add(table, rows.schema, staged(table, rows), expected, description)
+    for left in reversed(range(APPEND_ATTEMPTS)):
+        try:
+            add(table, rows.schema, staged(table, rows), expected, description)
+            return
+        except ConflictError:
+            if not left or _taken_over(table, expected):
+                raise
 
 
 def add(
@@ -241,10 +246,14 @@ def add(
     try:
         commit(Commit(table, schema, files, expected, {}, table_id(table.open()), description=description))
     except ConflictError as error:
-        now = table.open()
-        if now is not None and txns(now, expected) != expected:
+        if _taken_over(table, expected):
             raise ConflictError("another run of the export has taken over: this one stops") from error
         raise
+
+
+def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
+    now = table.open()
+    return now is not None and txns(now, expected) != expected
 
 
 #: Seconds between two commits of a task to the delivery log, per `TASKS_FOR_IT` tasks, as all commit to one table.
