@@ -170,8 +170,10 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     jars = spark_jars()
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    on_path = _on_class_path(settings, jars)
-    sent = () if is_local(settings) else jars
+    local = re.fullmatch(r"local(\[.*\])?", settings.spark_master) is not None
+    # The driver's JVM runs the tasks then, and Spark copies none of the jars.
+    on_path = jars if local else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
+    sent = () if local else jars
     if is_s3(settings.lakehouse):
         sent += s3_jars()
     conf = session_config(settings) | {
@@ -181,7 +183,7 @@ def jvm_config(settings: Settings) -> dict[str, str]:
         "spark.jars": ",".join(map(str, sent)),
         EXTRA_JAVA_OPTIONS: LOG_OPTION,
     }
-    if is_local(settings):
+    if local:
         # Else an overflow of the stack in one row's expression ends the driver's JVM.
         conf["spark.executor.killOnFatalError.depth"] = "0"
     if workers_are_local(settings):
@@ -201,16 +203,6 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     class_path = ":".join(filter(None, (*map(str, on_path), own.get(CLASS_PATH_KEY))))
     more = {CLASS_PATH_KEY: class_path, LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
-
-
-def _on_class_path(settings: Settings, jars: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The jars before PySpark's own. In local mode all: Spark copies none of them then."""
-    return jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
-
-
-def is_local(settings: Settings) -> bool:
-    """Whether the driver's JVM runs the tasks."""
-    return re.fullmatch(r"local(\[.*\])?", settings.spark_master) is not None
 
 
 def has_this_project(settings: Settings) -> bool:
@@ -267,18 +259,14 @@ def shares_python_environment(settings: Settings) -> bool:
 
 def ship_code(session: SparkSession, settings: Settings) -> None:
     """Send the code that the settings ask for; ConfigurationError for a bad file in `spark_py_files`."""
-    files = [_importable(name) for name in settings.spark_py_files]
+    files = [Path(name).expanduser().resolve() for name in settings.spark_py_files]
+    for path in files:
+        if not path.is_file() or path.suffix not in SUFFIXES:
+            raise ConfigurationError(f"GAME_EVENTS_SPARK_PY_FILES: {path} is no file that ends in {', '.join(SUFFIXES)}")
     if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not shares_python_environment(settings)):
         files.append(packed())
     for file in files:
         session.addArtifacts(str(file), pyfile=True)
-
-
-def _importable(name: str) -> Path:
-    path = Path(name).expanduser().resolve()
-    if not path.is_file() or path.suffix not in SUFFIXES:
-        raise ConfigurationError(f"GAME_EVENTS_SPARK_PY_FILES: {path} is no file that ends in {', '.join(SUFFIXES)}")
-    return path
 
 
 @lru_cache
