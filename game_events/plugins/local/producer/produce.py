@@ -261,13 +261,10 @@ class ManifestBuilder:
     def __init__(self, fields: Fields = GAME_FIELDS) -> None:
         """`fields`: fields of the events' values; numeric ones are aggregated."""
         self._numeric = [(place, name) for place, (name, generator) in enumerate(fields) if generator.numeric]
-        #: game -> gamer -> field -> [total, min, max].
-        self._numbers: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
         self._records: dict[str, Counter[int]] = defaultdict(Counter)
         self._poison: Counter[PoisonKind] = Counter()
         self._duplicates = 0
-        #: game -> gamer -> [count, min, max] (microseconds): far cheaper per record than a frozen model.
-        self._truth: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        self._truth: dict[str, dict[str, GamerTruth]] = defaultdict(dict)
 
     def add(self, record: SimulatedRecord, times: int = 1) -> None:
         """One record of the simulation that was sent `times` times."""
@@ -277,20 +274,14 @@ class ManifestBuilder:
         event = record.event
         self._duplicates += times - 1 + record.duplicate
         self._records[event.game][event.version] += times
-        known = self._truth[event.game].setdefault(event.gamer, [0, event.timestamp_us, event.timestamp_us])
-        known[0] += times
-        known[1] = min(known[1], event.timestamp_us)
-        known[2] = max(known[2], event.timestamp_us)
+        moment = from_microseconds(event.timestamp_us)
+        numbers = {}
         for place, name in self._numeric:
             value = cast(float, event.values[place])
-            sums = self._numbers[event.game][event.gamer].setdefault(name, [0, value, value])
-            sums[0] += value * times
-            sums[1] = min(sums[1], value)
-            sums[2] = max(sums[2], value)
-
-    def _numbers_of(self, game: str, gamer: str) -> dict[str, NumberTruth]:
-        sums = self._numbers[game][gamer] if self._numeric else {}
-        return {name: NumberTruth(total=total, low=low, high=high) for name, (total, low, high) in sums.items()}
+            numbers[name] = NumberTruth(total=value * times, low=value, high=value)
+        more = GamerTruth(session_count=times, min_timestamp=moment, max_timestamp=moment, numbers=numbers)
+        known = self._truth[event.game].get(event.gamer)
+        self._truth[event.game][event.gamer] = more if known is None else known.merge(more)
 
     def build(self, topic: str, seed: int, schema_ids: dict[int, int]) -> Manifest:
         """The manifest of everything added."""
@@ -302,18 +293,7 @@ class ManifestBuilder:
             records={game: dict(sorted(counts.items())) for game, counts in self._records.items()},
             duplicates=self._duplicates,
             poison=dict(self._poison),
-            truth={
-                game: {
-                    gamer: GamerTruth(
-                        session_count=count,
-                        min_timestamp=from_microseconds(low),
-                        max_timestamp=from_microseconds(high),
-                        numbers=self._numbers_of(game, gamer),
-                    )
-                    for gamer, (count, low, high) in sorted(gamers.items())
-                }
-                for game, gamers in self._truth.items()
-            },
+            truth={game: dict(sorted(gamers.items())) for game, gamers in self._truth.items()},
         )
 
 

@@ -11,6 +11,7 @@ import http.client
 import json
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +21,6 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel, ConfigDict, ValidationError
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from game_events.config.network import within
 from game_events.config.settings import STACK_STATE_FILE
@@ -209,26 +209,23 @@ def _start_missing(state: StackState, files: StackFiles, progress: jars.Progress
 
 def _wait_until_healthy(state: StackState, files: StackFiles, timeout_s: float) -> None:
     """Return when both answer; raise when one ends or time is up."""
+    deadline = time.monotonic() + timeout_s
     waiting = {
         "Kafka": (state.kafka, kafka_is_healthy, files.kafka_log),
         "the Schema Registry": (state.registry, registry_is_healthy, files.registry_log),
     }
-
-    def still_waiting() -> bool:
+    while waiting:
         for name, (server, is_healthy, log) in list(waiting.items()):
             if server is None or find(server) is None:
                 raise ConfigurationError(f"{name} ended while starting; the last lines of {log}:\n{last_lines(log)}")
             if is_healthy(server.port):
                 del waiting[name]
-        return bool(waiting)
-
-    try:
-        Retrying(retry=retry_if_result(bool), stop=stop_after_delay(timeout_s), wait=wait_fixed(POLL_S))(still_waiting)
-    except RetryError:
-        ends = [f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items()]
-        raise TransientError(
-            f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
-        ) from None
+        if waiting and time.monotonic() > deadline:
+            ends = [f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items()]
+            raise TransientError(
+                f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
+            )
+        time.sleep(POLL_S)
 
 
 def _undo(files: StackFiles, kept: Mapping[str, ServerProcess]) -> None:
