@@ -221,10 +221,8 @@ def _wait_until_healthy(state: StackState, files: StackFiles, timeout_s: float) 
             if is_healthy(server.port):
                 del waiting[name]
         if waiting and time.monotonic() > deadline:
-            ends = [f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items()]
-            raise TransientError(
-                f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
-            )
+            ends = "\n".join(f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items())
+            raise TransientError(f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n{ends}")
         time.sleep(POLL_S)
 
 
