@@ -7,14 +7,13 @@ and in order per partition (idempotent producer), or an error.
 import math
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Self, TypedDict, cast
+from typing import Any, Literal, Self, cast
 
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as KafkaMessage
@@ -261,11 +260,8 @@ BATCH_TUNING: dict[str, object] = {
 QUEUE_ROOM_S = 0.05
 
 
-class BatchMessage(TypedDict):
-    """One message for `Producer.produce_batch` (which knows no headers)."""
-
-    key: bytes
-    value: bytes
+#: Key and value of one message for `Producer.produce_batch` (which knows no headers).
+BatchMessage = dict[str, bytes]
 
 
 class KafkaWriter:
@@ -332,21 +328,3 @@ class KafkaWriter:
         if error is not None and self._failure is None:
             where = f"{message.topic()}[{message.partition()}]"
             self._failure = self._memory.explain(f"record not delivered to {where} ({error.str()})", error)
-
-
-class Pacer:
-    """Keeps a steady rate by sleeping between chunks."""
-
-    #: Chunks per second: often enough to look steady, rare enough to cost nothing.
-    STEPS = 20
-
-    def __init__(self, rate: float | None) -> None:
-        """`rate`: records per second; None: as fast as possible."""
-        self._rate = rate
-        self._start = time.monotonic()
-        self.chunk = 1_000 if rate is None else max(1, min(1_000, int(rate / self.STEPS)))
-
-    def pace(self, sent: int) -> None:
-        """Sleep until `sent` records are due."""
-        if self._rate is not None:
-            time.sleep(max(0.0, self._start + sent / self._rate - time.monotonic()))
