@@ -30,24 +30,10 @@ from game_events.spark.config import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 
 log = logging.getLogger(__name__)
 
-MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
 #: A client's variables, which would make the server a client.
 CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 
 PLUGINS = "spark.plugins"
-
-#: Without memory it would not answer; it exits and is restarted.
-EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
-
-#: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
-#: them at least every 10 s (`senderMaxStreamDuration`).
-DETACHED_S = 30
-STREAM_S = 10
-CHECK_S = 5
-
-#: Idle sessions cost little; after so long those of killed clients end. A continuous run creates a new one then.
-SESSION_MINUTES = 30
 
 
 def server_config(port: int) -> dict[str, str]:
@@ -55,10 +41,12 @@ def server_config(port: int) -> dict[str, str]:
     return {
         "spark.connect.grpc.binding.address": HOST,
         "spark.connect.grpc.binding.port": str(port),
-        "spark.connect.execute.manager.detachedTimeout": f"{DETACHED_S}s",
-        "spark.connect.execute.manager.maintenanceInterval": f"{CHECK_S}s",
-        "spark.connect.execute.reattachable.senderMaxStreamDuration": f"{STREAM_S}s",
-        "spark.connect.session.manager.defaultSessionTimeout": f"{SESSION_MINUTES}m",
+        # The job of a killed client ends after so long without requests for its results; a living one asks within 10 s.
+        "spark.connect.execute.manager.detachedTimeout": "30s",
+        "spark.connect.execute.manager.maintenanceInterval": "5s",
+        "spark.connect.execute.reattachable.senderMaxStreamDuration": "10s",
+        # Idle sessions cost little; those of killed clients end then. A continuous run creates a new one.
+        "spark.connect.session.manager.defaultSessionTimeout": "30m",
     }
 
 
@@ -82,7 +70,8 @@ def start(
         shared_workers.unlink(missing_ok=True)
         plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
         whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
-    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
+    # Without memory it would not answer; it exits and is restarted.
+    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} -XX:+ExitOnOutOfMemoryError".strip()
     # Its own folder, which exists until the server ends.
     temporary = TemporaryFolder.make()
     options = whole.get(DEFAULT_JAVA_OPTIONS, "").replace(process_temporary_folder().java_option, "")
@@ -96,7 +85,10 @@ def start(
     }
     # Spark's defaults as for a JVM of a run's own: they hold a cluster's secret.
     command = [str(spark_home() / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
-    command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
+    if shared_workers is None:
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    else:
+        command += [shared_workers_server.__file__, str(shared_workers)]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
     finally:
@@ -115,11 +107,6 @@ def _escaped(value: str) -> str:
 
 #: Seconds within which the server must accept a connection.
 ACCEPT_S = 10.0
-
-#: Seconds until the first check whether it has, doubled each time.
-SOCKET_CHECK_S = 0.01
-
-CHUNK_BYTES = 1 << 16
 
 
 class PrivateSocket:
@@ -194,14 +181,14 @@ class PrivateSocket:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(CHUNK_BYTES):
+    while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
 
 
 async def _accepted_by(server: ServerProcess, ours: tuple[str, int], accept_s: float) -> bool:
     """Whether that process accepts our connection; waits until some process has."""
-    pause = SOCKET_CHECK_S
+    pause = 0.01
     with suppress(TimeoutError):
         async with asyncio.timeout(accept_s):
             while (process := find(server)) is not None:
@@ -225,12 +212,6 @@ def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
-#: Columns of a line of these tables.
-_LOCAL = 1
-_REMOTE = 2
-_USER = 7
-_SOCKET = 9
-
 #: Not an id of a user: the process has closed its connection.
 NO_USER = -1
 
@@ -243,11 +224,10 @@ def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
     wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
     for table in TABLES:
         with suppress(OSError):
-            lines = table.read_text().splitlines()[1:]
-            for line in lines:
-                parts = line.split()
-                if (parts[_LOCAL], parts[_REMOTE]) in wanted:
-                    return int(parts[_USER]) if parts[_SOCKET] != "0" else NO_USER
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, _, _, _, _, user, _, socket_number, *_ = line.split()
+                if (local, remote) in wanted:
+                    return int(user) if socket_number != "0" else NO_USER
     return NO_USER
 
 

@@ -238,11 +238,6 @@ def _undo(files: StackFiles, kept: Mapping[str, ServerProcess]) -> None:
         files.state.unlink(missing_ok=True)
 
 
-#: 350 MB are resident with this heap; the log cleaner alone asks for 128 MB.
-KAFKA_HEAP = "512m"
-
-FORMAT_TIMEOUT_S = 60
-
 HEALTH_TIMEOUT_S = 5
 
 NODE_ID = 1
@@ -254,8 +249,9 @@ DATA = Path("data/kafka")
 
 PROPERTIES = Path("data/server.properties")
 
-#: Fast to start: shared class data, no parallel collector on a small heap.
-JVM_OPTIONS = (f"-Xmx{KAFKA_HEAP}", f"-Xms{KAFKA_HEAP}", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
+#: 350 MB are resident with this heap; the log cleaner alone asks for 128 MB. Fast to start: shared class data, no parallel
+#: collector on a small heap.
+JVM_OPTIONS = ("-Xmx512m", "-Xms512m", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 
 
 def properties(ports: Ports) -> dict[str, str]:
@@ -307,7 +303,7 @@ def start_kafka(
         cluster_id = "g" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # must not begin with a hyphen
         arguments = ["--config", PROPERTIES.as_posix(), "--cluster-id", cluster_id, "--ignore-formatted"]
         tool = [*command, "kafka.tools.StorageTool", "format", *arguments]
-        answer = subprocess.run(tool, capture_output=True, text=True, cwd=folder, timeout=FORMAT_TIMEOUT_S, check=False)
+        answer = subprocess.run(tool, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
         if answer.returncode != 0:
             output = (answer.stdout + answer.stderr).strip()[-2000:]
             raise ConfigurationError(f"Kafka cannot format its data folder {folder / DATA}:\n{output}")
@@ -324,8 +320,6 @@ def kafka_is_healthy(port: int) -> bool:
     except KafkaException:
         return False
 
-
-REGISTRY_HEAP = "384m"
 
 API = "/apis/ccompat/v7"
 
@@ -350,7 +344,7 @@ def _start_registry(distribution: Path, folder: Path, *, port: int, log: Path) -
         "java.awt.headless": "true",
     }
     # The first compiler level only: half the time to start, and it serves a few requests a minute.
-    jvm = [f"-Xmx{REGISTRY_HEAP}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+    jvm = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
     command = [str(jars.find_java()), *jvm, *(f"-D{key}={value}" for key, value in options.items()), "-jar", str(runner)]
     return spawn(command, port=port, cwd=folder, log=log)
 
