@@ -138,63 +138,190 @@ class Export(PluginResult):
             yield {"kind": "exported", "layer": "export", "status": status, "detail": self.to_dict()} | counts
 
 
-@retry_on_conflict(ATTEMPTS)
-def plan_slice(pipeline: Pipeline, tables: ExportTables, report: RunReport, account: Export, on_replaced: OnReplaced) -> bool:
-    """Fix the new rows of silver or gold in chunks; returns whether there were any.
+def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
+    """Send waiting chunks and all new rows; the report gets the result (`export`) during the run.
+
+    `on_replaced`: how tables with replaced rows are exported, None: as set; `files`: a folder of Parquet files, or a Delta
+    table, instead of silver or gold.
 
     Raises:
-        ConflictError: concurrent writers won every attempt; nothing was sent.
+        ConfigurationError: the export is off, or the receiver refuses the credentials.
+        TransientError: the receiver does not answer, or accepts nothing: the remaining chunks wait for the next run.
+        ConflictError: another run has taken over.
     """
-    planned = tables.planned.open()
-    # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
-    granted = Txn.GRANTED.of(pipeline.run_id)
-    if txn(planned, granted) is not None:
-        on_replaced = OnReplaced(on_replaced.usual)
-    steps, held = find_changes(pipeline, planned, on_replaced)
-    _report_held(pipeline, report, account, held)
-    if not steps:
-        return False
-    pipeline.on_progress(f"export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
-    origins = {step.game: step.origin for step in steps}
-    expected: dict[str, int | None] = {}
-    advance: dict[str, int] = {}
-    for step in steps:
-        expected |= step.expected
-        advance |= step.advance
-    if (on_replaced.resend | on_replaced.go_on) & origins.keys():
-        advance[granted] = 1
-    cut = Cut([], 0)
-    if any(step.files or step.gold is not None for step in steps):
-        cut = _staged(pipeline, tables, planned, new_rows(pipeline, steps), origins)
-    now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
-    if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
-        # Erased rows may be among these.
-        discard(tables.planned, cut.files)
-        raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
-    _commit(tables, planned, cut, expected, advance, account)
-    return True
+    on_replaced = on_replaced or OnReplaced(ExportSettings.of(pipeline.settings).rest_on_replaced)
+    exporter = Exporter(pipeline, report)
+    exporter.send_all()
+    while exporter.plan_files(files) if files else exporter.plan_slice(on_replaced):
+        exporter.send_all()
 
 
-def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder: str) -> bool:
-    """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.
+#: Errors that stop a task, the most urgent first.
+_ERRORS: dict[str, type[GameEventsError]] = {
+    error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
+}
 
-    Raises:
-        ConfigurationError: there is no such folder, or its files cannot be read together.
-        DataError: the files of a Delta table were rewritten.
-        ConflictError: another run planned at the same time.
-    """
-    planned = tables.planned.open()
-    place = folder_table(pipeline, folder)
-    # One version, also of a table that is compacted meanwhile.
-    delta = place.open_to_read()
-    files = new_files(tables, place, delta, planned)
-    if not files:
-        return False
-    origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
-    cut = _staged(pipeline, tables, planned, file_rows(pipeline, place, delta, files), origins)
-    if cut.files:
-        _commit(tables, planned, cut, {}, {}, account)
-    return bool(cut.files)
+
+class Exporter:
+    """One run of the export."""
+
+    def __init__(self, pipeline: Pipeline, report: RunReport) -> None:
+        """ConfigurationError: the export is off."""
+        self._pipeline = pipeline
+        self._report = report
+        self._settings = ExportSettings.of(pipeline.settings)
+        self._target = ExportTarget.of(pipeline.settings)
+        self._tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
+        self.account = report.part(Export) or Export()
+        report.add(RunResult(parts={self.account.key: self.account}))
+        self._run: int | None = None
+        # With a rate limit: this run's calls that still count, by this process's clock; none arrived later.
+        self._counted: list[float] = []
+
+    @retry_on_conflict(ATTEMPTS)
+    def plan_slice(self, on_replaced: OnReplaced) -> bool:
+        """Fix the new rows of silver or gold in chunks; returns whether there were any.
+
+        Raises:
+            ConflictError: concurrent writers won every attempt; nothing was sent.
+        """
+        pipeline = self._pipeline
+        planned = self._tables.planned.open()
+        # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
+        granted = Txn.GRANTED.of(pipeline.run_id)
+        if txn(planned, granted) is not None:
+            on_replaced = OnReplaced(on_replaced.usual)
+        steps, held = find_changes(pipeline, planned, on_replaced)
+        self._report_held(held)
+        if not steps:
+            return False
+        pipeline.on_progress(f"export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
+        origins = {step.game: step.origin for step in steps}
+        expected: dict[str, int | None] = {}
+        advance: dict[str, int] = {}
+        for step in steps:
+            expected |= step.expected
+            advance |= step.advance
+        if (on_replaced.resend | on_replaced.go_on) & origins.keys():
+            advance[granted] = 1
+        cut = Cut([], 0)
+        if any(step.files or step.gold is not None for step in steps):
+            cut = self._cut(planned, new_rows(pipeline, steps), origins)
+        now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
+        if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
+            # Erased rows may be among these.
+            discard(self._tables.planned, cut.files)
+            raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
+        self._commit(planned, cut, expected, advance)
+        return True
+
+    def plan_files(self, folder: str) -> bool:
+        """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.
+
+        Raises:
+            ConfigurationError: there is no such folder, or its files cannot be read together.
+            DataError: the files of a Delta table were rewritten.
+            ConflictError: another run planned at the same time.
+        """
+        planned = self._tables.planned.open()
+        place = folder_table(self._pipeline, folder)
+        # One version, also of a table that is compacted meanwhile.
+        delta = place.open_to_read()
+        files = new_files(self._tables, place, delta, planned)
+        if not files:
+            return False
+        origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
+        cut = self._cut(planned, file_rows(self._pipeline, place, delta, files), origins)
+        if cut.files:
+            self._commit(planned, cut, {}, {})
+        return bool(cut.files)
+
+    def _report_held(self, held: Mapping[str, str]) -> None:
+        """Report each game that is not exported as a failure of the run, once."""
+        lakehouse = self._pipeline.lakehouse
+        of_game = lakehouse.gold if self._settings.rest_source == "gold" else lakehouse.silver
+        for game, why in held.items():
+            if game not in self.account.held:
+                self.account.held[game] = why
+                self._report.add_failed("export", of_game(game), why, game)
+
+    def _cut(self, planned: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]) -> Cut:
+        tables = self._tables
+        limits = (self._settings.rest_rows_per_call, self._settings.rest_bytes_per_call)
+        tasks = CutChunks(tables.planned, tables.person, next_slice(tables, planned), *limits, origins).collect(rows)
+        failpoints.reach("export_staged")
+        return Cut([file for task in tasks for file in task.files], sum(task.chunks for task in tasks))
+
+    def _commit(
+        self, planned: DeltaTable | None, cut: Cut, expected: Mapping[str, int | None], advance: Mapping[str, int]
+    ) -> None:
+        commit_slice(self._tables, planned, cut.files, expected, advance)
+        failpoints.reach("export_planned")
+        self.account.planned_rows += sum(file.rows for file in cut.files)
+        self.account.planned_chunks += cut.chunks
+
+    def send_all(self) -> None:
+        """Send every waiting chunk, then empty the table of planned calls."""
+        tables = self._tables
+        while True:
+            planned = tables.planned.open()
+            waiting = tables.waiting(planned, tables.deliveries.open())
+            self.account.waiting_chunks = waiting.num_rows
+            if not waiting.num_rows:
+                break
+            if self._run is None:
+                preflight(self._pipeline.settings, self._target)
+                self._run = _take_over(tables, self._pipeline.run_id)
+            number = waiting.column("slice")[0].as_py()
+            self._send(self._run, number, waiting.filter(pc.equal(waiting.column("slice"), number)))
+        if planned is not None and paths(planned):
+            failpoints.reach("export_settled")
+            _clear(tables)
+
+    def _send(self, run: int, number: int, chunks: pa.Table) -> None:
+        """Send a slice's chunks by one Spark job; with a rate limit by one task."""
+        pipeline = self._pipeline
+        # As it is now: somebody may have been erased since.
+        planned = self._tables.planned.open()
+        if planned is None:
+            return
+        most = 1 if self._target.limits else self._settings.rest_tasks
+        tasks = min(most, chunks.num_rows)
+        pipeline.on_progress(f"export: {chunks.num_rows:,} calls to {self._target.shown}")
+        began = time.monotonic()
+        job = SendChunks(
+            self._tables,
+            self._target,
+            paths(planned),
+            number,
+            chunks.column("chunk").to_numpy().astype(np.int64),
+            chunks.column("rows").to_numpy().astype(np.int64),
+            tasks,
+            run,
+            pipeline.run_id,
+            [began - moment for moment in self._counted],
+        )
+        sent = job.collect(task_numbers(pipeline.spark, tasks))
+        done = [account for task in sent for account in task.accounts]
+        ended = time.monotonic()
+        self._counted = [ended - age for account in done for age in account.counted]
+        job.note([file for task in sent for file in task.files])
+        self.account.seconds += time.monotonic() - began
+        self.account.add(done)
+        self._raise_if_stopped(done)
+
+    def _raise_if_stopped(self, done: Sequence[TaskAccount]) -> None:
+        """Raise the most urgent error of the tasks."""
+        stopped = [task for task in done if task.stopped is not None]
+        if not stopped:
+            return
+        tables = self._tables
+        waiting = tables.waiting(tables.planned.open(), tables.deliveries.open()).num_rows
+        self.account.waiting_chunks = waiting
+        urgency = [*_ERRORS, *(task.kind for task in stopped)]
+        task = min(stopped, key=lambda task: urgency.index(task.kind))
+        error = _ERRORS.get(task.kind, DataError)
+        raise error(f"{self._target.shown}: {task.stopped}. {waiting:,} calls wait for the next run")
 
 
 def commit_slice(
@@ -231,145 +358,6 @@ def next_slice(tables: ExportTables, planned: DeltaTable | None) -> int:
         return counter(planned, Txn.COMMITS) + 1
     settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
     return int(pc.max(settled.column("slice")).as_py() or 0) + 1
-
-
-def _staged(
-    pipeline: Pipeline, tables: ExportTables, planned: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
-) -> Cut:
-    settings = ExportSettings.of(pipeline.settings)
-    limits = (settings.rest_rows_per_call, settings.rest_bytes_per_call)
-    tasks = CutChunks(tables.planned, tables.person, next_slice(tables, planned), *limits, origins).collect(rows)
-    failpoints.reach("export_staged")
-    return Cut([file for task in tasks for file in task.files], sum(task.chunks for task in tasks))
-
-
-def _commit(
-    tables: ExportTables,
-    planned: DeltaTable | None,
-    cut: Cut,
-    expected: Mapping[str, int | None],
-    advance: Mapping[str, int],
-    account: Export,
-) -> None:
-    commit_slice(tables, planned, cut.files, expected, advance)
-    failpoints.reach("export_planned")
-    account.planned_rows += sum(file.rows for file in cut.files)
-    account.planned_chunks += cut.chunks
-
-
-def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
-    """Report each game that is not exported as a failure of the run, once."""
-    is_gold = ExportSettings.of(pipeline.settings).rest_source == "gold"
-    of_game = pipeline.lakehouse.gold if is_gold else pipeline.lakehouse.silver
-    for game, why in held.items():
-        if game not in account.held:
-            account.held[game] = why
-            report.add_failed("export", of_game(game), why, game)
-
-
-#: Errors that stop a task, the most urgent first.
-_ERRORS: dict[str, type[GameEventsError]] = {
-    error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
-}
-
-
-def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
-    """Send waiting chunks and all new rows; the report gets the result (`export`) during the run.
-
-    `on_replaced`: how tables with replaced rows are exported, None: as set; `files`: a folder of Parquet files, or a Delta
-    table, instead of silver or gold.
-
-    Raises:
-        ConfigurationError: the export is off, or the receiver refuses the credentials.
-        TransientError: the receiver does not answer, or accepts nothing: the remaining chunks wait for the next run.
-        ConflictError: another run has taken over.
-    """
-    settings = pipeline.settings
-    target = ExportTarget.of(settings)
-    on_replaced = on_replaced or OnReplaced(ExportSettings.of(settings).rest_on_replaced)
-    account = report.part(Export) or Export()
-    report.add(RunResult(parts={account.key: account}))
-    tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
-    exporter = _Exporter(pipeline, tables, target, account)
-    exporter.send_all()
-    while plan_files(pipeline, tables, account, files) if files else plan_slice(pipeline, tables, report, account, on_replaced):
-        exporter.send_all()
-
-
-class _Exporter:
-    """Sends planned calls."""
-
-    def __init__(self, pipeline: Pipeline, tables: ExportTables, target: ExportTarget, account: Export) -> None:
-        self._pipeline = pipeline
-        self._tables = tables
-        self._target = target
-        self._account = account
-        self._run: int | None = None
-        # With a rate limit: this run's calls that still count, by this process's clock; none arrived later.
-        self._counted: list[float] = []
-
-    def send_all(self) -> None:
-        """Send every waiting chunk, then empty the table of planned calls."""
-        tables = self._tables
-        while True:
-            planned = tables.planned.open()
-            waiting = tables.waiting(planned, tables.deliveries.open())
-            self._account.waiting_chunks = waiting.num_rows
-            if not waiting.num_rows:
-                break
-            if self._run is None:
-                preflight(self._pipeline.settings, self._target)
-                self._run = _take_over(tables, self._pipeline.run_id)
-            number = waiting.column("slice")[0].as_py()
-            self._send(self._run, number, waiting.filter(pc.equal(waiting.column("slice"), number)))
-        if planned is not None and paths(planned):
-            failpoints.reach("export_settled")
-            _clear(tables)
-
-    def _send(self, run: int, number: int, chunks: pa.Table) -> None:
-        """Send a slice's chunks by one Spark job; with a rate limit by one task."""
-        pipeline = self._pipeline
-        # As it is now: somebody may have been erased since.
-        planned = self._tables.planned.open()
-        if planned is None:
-            return
-        most = 1 if self._target.limits else ExportSettings.of(pipeline.settings).rest_tasks
-        tasks = min(most, chunks.num_rows)
-        pipeline.on_progress(f"export: {chunks.num_rows:,} calls to {self._target.shown}")
-        began = time.monotonic()
-        job = SendChunks(
-            self._tables,
-            self._target,
-            paths(planned),
-            number,
-            chunks.column("chunk").to_numpy().astype(np.int64),
-            chunks.column("rows").to_numpy().astype(np.int64),
-            tasks,
-            run,
-            pipeline.run_id,
-            [began - moment for moment in self._counted],
-        )
-        sent = job.collect(task_numbers(pipeline.spark, tasks))
-        done = [account for task in sent for account in task.accounts]
-        ended = time.monotonic()
-        self._counted = [ended - age for account in done for age in account.counted]
-        job.note([file for task in sent for file in task.files])
-        self._account.seconds += time.monotonic() - began
-        self._account.add(done)
-        self._raise_if_stopped(done)
-
-    def _raise_if_stopped(self, done: Sequence[TaskAccount]) -> None:
-        """Raise the most urgent error of the tasks."""
-        stopped = [task for task in done if task.stopped is not None]
-        if not stopped:
-            return
-        tables = self._tables
-        waiting = tables.waiting(tables.planned.open(), tables.deliveries.open()).num_rows
-        self._account.waiting_chunks = waiting
-        urgency = [*_ERRORS, *(task.kind for task in stopped)]
-        task = min(stopped, key=lambda task: urgency.index(task.kind))
-        error = _ERRORS.get(task.kind, DataError)
-        raise error(f"{self._target.shown}: {task.stopped}. {waiting:,} calls wait for the next run")
 
 
 @retry_on_conflict(ATTEMPTS)
