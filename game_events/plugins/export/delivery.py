@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -266,26 +266,13 @@ class ChunkOutcome:
     for_good: bool = False
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Answer to one call.
-
-    Attributes:
-        status: None: there was none.
-        kind: the status, or the kind of failure.
-        excerpt: beginning of the body of a failure.
-        retry_after: seconds to wait, if the receiver said so.
-    """
+class _Answer(NamedTuple):
+    """Answer to one call: status (None: there was none), that or the kind of failure, beginning of the body, `Retry-After`."""
 
     status: int | None
     kind: str
     excerpt: str = ""
     retry_after: float | None = None
-
-    @property
-    def refused(self) -> bool:
-        """Whether another attempt would be refused, too."""
-        return self.status is not None and self.status < 500 and self.status not in LATER
 
 
 @dataclass
@@ -315,7 +302,7 @@ class Calls:
                 return ChunkOutcome(True, answer.status, "", "", attempt)
             excerpt = self.target.masked(answer.excerpt)[:EXCERPT_CHARS]
             said = answer.kind if answer.status is None else f"HTTP {answer.status}"
-            if answer.refused:
+            if answer.status is not None and answer.status < 500 and answer.status not in LATER:
                 return ChunkOutcome(False, answer.status, f"refused: {said}", excerpt, attempt, for_good=True)
             if answer.retry_after is not None:
                 self._not_before = max(self._not_before, time.monotonic() + min(answer.retry_after, MAX_RETRY_AFTER_S))
