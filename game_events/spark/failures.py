@@ -20,7 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events import errors
-from game_events.errors import GameEventsError, LostFileError, TransientError, UserCodeError
+from game_events.errors import GameEventsError, LostFileError, TransientError, UserCodeError, first_few
 from game_events.lakehouse.storage import CARRIERS, LONGEST, storage_error, store_errors_named
 
 T = TypeVar("T")
@@ -127,8 +127,7 @@ def bisect(
 
 def named(games: Sequence[str]) -> str:
     """At most `NAMED` games for a message."""
-    more = f" and {len(games) - NAMED} more" if len(games) > NAMED else ""
-    return ", ".join(games[:NAMED]) + more
+    return first_few(games, NAMED, ", ")
 
 
 def _halves(games: Sequence[str]) -> list[Sequence[str]]:

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from game_events.config.masking import without_secrets
-from game_events.errors import ConfigurationError, GameEventsError, first_line
+from game_events.errors import ConfigurationError, GameEventsError, first_few, first_line
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.checks.table_checks import TableCheck
 from game_events.pipeline.context import Pipeline
@@ -160,8 +160,7 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
     counts = {"tables": len(tables), "missing": len(missing)}
     if not missing:
         return CheckResult(REGISTERED, "bronze", True, f"all {len(tables):,} tables are registered", counts)
-    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {', '.join(missing[:SHOWN])}{more}", counts)
+    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {first_few(missing, SHOWN, ', ')}", counts)
 
 
 def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:
