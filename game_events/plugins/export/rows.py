@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringT
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_line
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, incarnation, silver_app, txn
-from game_events.lakehouse.data.reading import files_with, read_arrow
+from game_events.lakehouse.data.reading import FileSelection, files_with, read_arrow, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_path, spark_schema
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game, is_person, paths
@@ -67,15 +67,6 @@ class OnReplaced:
         return self.usual if replaced else "new"
 
 
-class SilverFile(NamedTuple):
-    """A file of silver; `lowest`, `highest`: batches of its rows, if they are known."""
-
-    uri: str
-    lowest: int | None
-    highest: int | None
-    rows: int
-
-
 @dataclass(frozen=True)
 class Step:
     """New rows of one game; `gold`: None unless gold is exported.
@@ -94,16 +85,11 @@ class Step:
     gold: DeltaTable | None
     above: int
     upto: int
-    files: tuple[SilverFile, ...]
+    files: FileSelection
     origin: ChunkOrigin
     apps: Mapping[str, str]
     expected: Mapping[str, int | None]
     resent: int
-
-    @property
-    def rows(self) -> int:
-        """Approximate number of silver rows to read."""
-        return sum(file.rows for file in self.files)
 
     @property
     def advance(self) -> dict[str, int]:
@@ -113,8 +99,9 @@ class Step:
     def limited(self, batch: int) -> Self:
         """The step up to a batch."""
         upto = min(self.upto, max(batch, self.above))
-        files = tuple(file for file in self.files if (file.lowest or 0) <= upto)
-        return replace(self, upto=upto, files=files, origin=replace(self.origin, batch_to=upto))
+        data = tuple(file for file in self.files.data if (file.lowest_batch or 0) <= upto)
+        origin = replace(self.origin, batch_to=upto)
+        return replace(self, upto=upto, files=replace(self.files, data=data), origin=origin)
 
 
 def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: OnReplaced) -> tuple[list[Step], dict[str, str]]:
@@ -163,7 +150,7 @@ def _find_step(
         return None
     origin = ChunkOrigin(table.name, game, f"{content}:{resent}", above, upto)
     expected = {app: held[name] for name, app in apps.items()}
-    return Step(game, silver, gold, above, upto, _files(silver, above), origin, apps, expected, resent)
+    return Step(game, silver, gold, above, upto, selection(silver, above), origin, apps, expected, resent)
 
 
 def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
@@ -182,23 +169,11 @@ def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_
     return starts[way], resent + (way == "resend")
 
 
-def _files(silver: DeltaTable, above: int) -> tuple[SilverFile, ...]:
-    """Files that may have rows above a batch."""
-    root = silver.table_uri.rstrip("/")
-    actions = add_actions(silver)
-    names = {"path", "num_records", "min._batch", "max._batch"} & set(actions.column_names)
-    files = (
-        SilverFile(f"{root}/{row['path']}", row.get("min._batch"), row.get("max._batch"), row["num_records"] or 0)
-        for row in actions.select(sorted(names)).to_pylist()
-    )
-    return tuple(file for file in files if file.highest is None or file.highest > above)
-
-
 def _bounded(steps: list[Step]) -> list[Step]:
     """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
-    if sum(step.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
+    if sum(step.files.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
         return steps
-    known = sorted((file.highest or step.upto, file.rows) for step in steps for file in step.files)
+    known = sorted((file.highest_batch or step.upto, file.rows or 0) for step in steps for file in step.files.data)
     fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
     limit = known[max(fitting, 1) - 1][0]
     limited = [(step.limited(limit), step) for step in steps]
@@ -233,7 +208,7 @@ def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     read = _of_gold if steps[0].gold is not None else _of_silver
     groups = _same_columns(steps, lambda step: step.gold or step.silver)
     rows = reduce(DataFrame.unionByName, (read(pipeline, group) for group in groups))
-    count = sum(step.rows for step in steps)
+    count = sum(step.files.rows for step in steps)
     # A game's rows go to one task: a chunk holds neighbours.
     rows = rows.coalesce(1) if count <= SMALL_ROWS else rows.repartition(min(len(steps), 1 + count // SMALL_ROWS), "_group")
     return rows.sortWithinPartitions(*ORDER)
@@ -253,7 +228,7 @@ def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], 
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Rows of silver of each step's batches."""
-    uris = [file.uri for step in steps for file in step.files]
+    uris = [uri for step in steps for uri in step.files.files]
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
     entity = F.col(quoted(pipeline.settings.entity_column))
     limits = pa.table(

@@ -205,7 +205,7 @@ class Exporter:
         if (on_replaced.resend | on_replaced.go_on) & origins.keys():
             advance[granted] = 1
         cut = Cut([], 0)
-        if any(step.files or step.gold is not None for step in steps):
+        if any(step.files.data or step.gold is not None for step in steps):
             cut = self._cut(planned, new_rows(pipeline, steps), origins)
         now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
         if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
