@@ -137,7 +137,6 @@ def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDat
 
 
 def _table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
-    """A table as input of another one."""
     return InputDataset(*_place(lakehouse.table(name).uri), facets={"storage": _storage()})
 
 

@@ -220,7 +220,6 @@ class TablesSql:
         return no_table(self._lakehouse, name, self._tables)
 
     def _failed(self, error: Exception) -> GameEventsError:
-        """What to raise for an error of DuckDB."""
         error = self._files.failed or error
         first = str(error).strip()
         if isinstance(error, duckdb.OutOfMemoryException):

@@ -100,7 +100,6 @@ class ExportTarget:
 
 
 def _credentials(settings: ExportSettings) -> tuple[dict[str, str], list[str]]:
-    """Headers of the configured authentication, and its secrets."""
     token = value_of(settings.rest_bearer_token)
     password = value_of(settings.rest_password)
     key = value_of(settings.rest_api_key)
@@ -313,7 +312,6 @@ class Calls:
         return ChunkOutcome(False, answer.status, f"not taken in {attempt} attempts, the last: {said}", excerpt, attempt)
 
     async def _call(self, key: str, body: bytes) -> _Answer:
-        """Make one call, when it may be made."""
         number = await self._permit()
         began = time.monotonic()
         try:

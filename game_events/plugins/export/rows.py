@@ -227,7 +227,6 @@ def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], 
 
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
-    """Rows of silver of each step's batches."""
     uris = [uri for step in steps for uri in step.files.files]
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
     entity = F.col(quoted(pipeline.settings.entity_column))
@@ -283,7 +282,6 @@ def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) ->
 
 
 def _as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
-    """Columns of a row as a JSON object."""
     types = {field.name: field.dataType for field in rows.schema.fields}
     parts = []
     for name in columns:

@@ -311,7 +311,6 @@ class Exporter:
         self._raise_if_stopped(done)
 
     def _raise_if_stopped(self, done: Sequence[TaskAccount]) -> None:
-        """Raise the most urgent error of the tasks."""
         stopped = [task for task in done if task.stopped is not None]
         if not stopped:
             return

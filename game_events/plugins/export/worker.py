@@ -126,7 +126,6 @@ class CutChunks(WorkerJob[Cut]):
         return np.asarray(starts, dtype=np.int64)
 
     def _chunks(self, rows: pa.Table, starts: npt.NDArray[np.int64], number: int, positions: dict[str, int]) -> pa.Table:
-        """Whole chunks as rows of planned calls."""
         counts = np.diff(np.append(starts, rows.num_rows))
         chunks = pa.Table.from_pylist(list(self._of_chunks(rows, starts, counts, number, positions)), schema=CHUNK)
         planned = chunks.take(np.repeat(np.arange(len(starts)), counts))

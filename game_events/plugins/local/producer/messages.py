@@ -57,7 +57,6 @@ class ProtoVersions:
 
     @cached_property
     def _described(self) -> FileDescriptorProto:
-        """The file without custom columns."""
         file = compile_text(self._base, self._file).file[-1]
         if not file.message_type:
             raise ConfigurationError(f"{self._file} has no message")

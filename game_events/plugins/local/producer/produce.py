@@ -110,7 +110,6 @@ class EventEncoder:
         return cast(Callable[..., Message], self._classes[event.version])(**fields)
 
     def _malformed(self, kind: PoisonKind, event: GameEvent, frame: bytes) -> bytes:
-        """Undecodable bytes, derived from an event's valid ones."""
         match kind:
             case PoisonKind.UNFRAMED_JSON:
                 return json.dumps({self.shape.entity: event.game, self.shape.key: event.gamer}).encode()

@@ -197,7 +197,6 @@ async def _accepted_by(server: ServerProcess, ours: tuple[str, int], accept_s: f
 
 
 def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -> bool:
-    """Whether a process holds a connection from `port` to `peer`."""
     with suppress(psutil.Error):
         # Java's sockets are those of IPv6, with IPv4's addresses in them.
         return any(

@@ -208,7 +208,6 @@ def _start_missing(state: StackState, files: StackFiles, progress: jars.Progress
 
 
 def _wait_until_healthy(state: StackState, files: StackFiles, timeout_s: float) -> None:
-    """Return when both answer; raise when one ends or time is up."""
     deadline = time.monotonic() + timeout_s
     waiting = {
         "Kafka": (state.kafka, kafka_is_healthy, files.kafka_log),
