@@ -51,10 +51,6 @@ ARROW_RECORDS = 20_000
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
 
-ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-
 #: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/frame.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 
@@ -132,8 +128,8 @@ def session_config(settings: Settings) -> dict[str, str]:
     """Settings of a session (`spark.sql.*`), classic or Connect; the user's take precedence."""
     conf = {
         "spark.sql.session.timeZone": "UTC",
-        ARROW_RECORDS_KEY: str(ARROW_RECORDS),
-        ARROW_BYTES_KEY: str(ARROW_BYTES),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",

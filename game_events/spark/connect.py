@@ -84,7 +84,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
 
 
 def channel_to(remote: str) -> "DefaultChannelBuilder":
-    """The gRPC channel for `spark_remote`; PySparkValueError for a bad address. Elsewhere PySpark sends tokens only over TLS."""
+    """The gRPC channel for `spark_remote`; PySparkValueError for a bad address. PySpark sends tokens elsewhere by TLS only."""
     import grpc  # noqa: PLC0415 - as in `connect`
     from pyspark.sql.connect.client.core import DefaultChannelBuilder  # noqa: PLC0415
 
