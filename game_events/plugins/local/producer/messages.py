@@ -209,16 +209,12 @@ def _single(value: object) -> object:
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
-#: Type of a field in C++ -> default kind of its values.
-_USUAL_KINDS: Mapping[int, Literal["text", "boolean", "number", "integer"]] = {
-    FieldDescriptor.CPPTYPE_STRING: "text",
-    FieldDescriptor.CPPTYPE_BOOL: "boolean",
-    FieldDescriptor.CPPTYPE_FLOAT: "number",
-    FieldDescriptor.CPPTYPE_DOUBLE: "number",
-    FieldDescriptor.CPPTYPE_INT32: "integer",
-    FieldDescriptor.CPPTYPE_INT64: "integer",
-    FieldDescriptor.CPPTYPE_UINT32: "integer",
-    FieldDescriptor.CPPTYPE_UINT64: "integer",
+#: Type of a field -> default kind of its values; of all others `integer`.
+_USUAL_KINDS: Mapping[int, Literal["text", "boolean", "number"]] = {
+    FieldDescriptor.TYPE_STRING: "text",
+    FieldDescriptor.TYPE_BOOL: "boolean",
+    FieldDescriptor.TYPE_FLOAT: "number",
+    FieldDescriptor.TYPE_DOUBLE: "number",
 }
 
 
@@ -227,7 +223,7 @@ def _usual(field: FieldDescriptor) -> Generator | None:
         return None
     if field.enum_type is not None:
         return Generator(kind="choice", values=tuple({value.number for value in field.enum_type.values}))
-    return Generator(kind=_USUAL_KINDS[field.cpp_type])
+    return Generator(kind=_USUAL_KINDS.get(field.type, "integer"))
 
 
 #: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.
@@ -248,16 +244,15 @@ QUEUE_LIMIT = 500_000
 
 #: For batches. Measured on 2 cores against one broker on the same machine.
 BATCH_TUNING: dict[str, object] = {
-    "linger_ms": 50,
-    "batch_num_messages": 100_000,
-    "batch_size": 1_000_000,
-    "queue_buffering_max_messages": QUEUE_LIMIT + BATCH,
-    "queue_buffering_max_kbytes": 1_000_000,
+    "linger.ms": 50,
+    "batch.num.messages": 100_000,
+    "batch.size": 1_000_000,
+    "queue.buffering.max.messages": QUEUE_LIMIT + BATCH,
+    "queue.buffering.max.kbytes": 1_000_000,
 }
 
 #: Seconds to serve callbacks before checking again for free space in the queue.
 QUEUE_ROOM_S = 0.05
-
 
 #: Key and value of one message for `Producer.produce_batch` (which knows no headers).
 BatchMessage = dict[str, bytes]
@@ -266,14 +261,14 @@ BatchMessage = dict[str, bytes]
 class KafkaWriter:
     """A producer for one topic; a context manager that waits for the delivery of all records at its end."""
 
-    def __init__(self, settings: Settings, **tuning: object) -> None:
-        """`tuning`: librdkafka options with ``_`` for ``.``, overridden by settings; ConfigurationError for a bad one."""
+    def __init__(self, settings: Settings, tuning: Mapping[str, object] | None = None) -> None:
+        """`tuning`: librdkafka options, overridden by settings; ConfigurationError for a bad one."""
         self.topic = settings.produced_topic
         self._header = settings.names.entity
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
-        defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
-        self._producer = new_client(Producer, client_options(settings, defaults) | {"error_cb": self._memory})
+        options = client_options(settings, {**DEFAULTS, **(tuning or {})})
+        self._producer = new_client(Producer, options | {"error_cb": self._memory})
 
     def __enter__(self) -> Self:
         return self

@@ -330,7 +330,7 @@ def produce_bulk(settings: Settings, simulation: BulkSimulation, *, partitions: 
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
     messages = encode_pool(pool, encoder)
-    with KafkaWriter(settings, **BATCH_TUNING) as writer:
+    with KafkaWriter(settings, BATCH_TUNING) as writer:
         for batch in simulation.batches(messages):
             writer.write_batch(batch)
     truth = ManifestBuilder(simulation.fields)
