@@ -155,12 +155,10 @@ class RateWindow:
 
     windows: tuple[tuple[int, float], ...] = ()
     grace_s: float = GRACE_S
-    _open: dict[int, float] = field(default_factory=dict)  # call -> time of its grant
     _arrivals: list[float] = field(default_factory=list)  # latest possible ones, in order
     # (number, seconds) of answers that are quicker than each one after them: the first is the quickest.
     _quickest: deque[tuple[int, float]] = field(default_factory=deque)
     _answers: int = 0
-    _calls: int = 0
     _not_before: float = 0.0
 
     def resume(self, ages: Iterable[float], now: float) -> None:
@@ -175,28 +173,25 @@ class RateWindow:
         """For `resume`; negative: a call may be on its way."""
         return [now - arrival for arrival in self._arrivals]
 
-    def acquire(self, now: float) -> int | None:
-        """Grant a call and return its number, or None if it has to wait."""
+    def acquire(self, now: float) -> bool:
+        """Grant a call, unless it has to wait."""
         if not self.windows:
-            return 0
+            return True
         if self.wait_s(now) > 0:
-            return None
-        self._calls += 1
-        self._open[self._calls] = now
+            return False
         insort(self._arrivals, now + self.grace_s)
         # Evenly: after calls in a bunch, a small error about their arrival would grant a whole bunch too many.
         self._not_before = now + max((seconds + SLACK_S) / calls for calls, seconds in self.windows)
-        return self._calls
+        return True
 
-    def release(self, number: int, now: float) -> None:
-        """Note that a call has ended; one that was not made counts too."""
-        began = self._open.pop(number, None)
-        if began is None or began + self.grace_s <= now:
+    def release(self, granted: float, now: float) -> None:
+        """Note that the call that was granted then has ended; one that was not made counts too."""
+        if not self.windows or granted + self.grace_s <= now:
             return  # counts with its grace
-        quickest = self._quickest_with(now - began)
+        quickest = self._quickest_with(now - granted)
         reliable = RELIED_ON * quickest - SLACK_S if self._answers >= KNOWN else 0.0
-        del self._arrivals[bisect_left(self._arrivals, began + self.grace_s)]
-        insort(self._arrivals, min(max(began, now - reliable), began + self.grace_s))
+        del self._arrivals[bisect_left(self._arrivals, granted + self.grace_s)]
+        insort(self._arrivals, min(max(granted, now - reliable), granted + self.grace_s))
 
     def _quickest_with(self, latency: float) -> float:
         """The quickest of the newest answers, with one more."""
@@ -312,7 +307,7 @@ class Calls:
         return ChunkOutcome(False, answer.status, f"not taken in {attempt} attempts, the last: {said}", excerpt, attempt)
 
     async def _call(self, key: str, body: bytes) -> _Answer:
-        number = await self._permit()
+        granted = await self._permit()
         began = time.monotonic()
         try:
             async with self.session.post(
@@ -330,28 +325,28 @@ class Calls:
         except aiohttp.ClientError as error:
             return _Answer(None, failure_of(error))
         finally:
-            self._release(number)
+            self._release(granted)
 
-    async def _permit(self) -> int:
-        """Wait until a call may be made, by every `Retry-After` and the rate limit; returns its number."""
+    async def _permit(self) -> float:
+        """Wait until a call may be made, by every `Retry-After` and the rate limit; returns the time of its grant."""
         while True:
             while (pause := self._not_before - time.monotonic()) > 0:
                 await asyncio.sleep(pause + random.uniform(0, 0.05))  # noqa: S311 - not all at the same moment
             async with self._turn:  # the first that came is the next
-                number = await self._acquire()
+                granted = await self._acquire()
             if self._not_before <= time.monotonic():
-                return number
-            self._release(number)  # a `Retry-After` has come meanwhile
+                return granted
+            self._release(granted)  # a `Retry-After` has come meanwhile
 
-    async def _acquire(self) -> int:
-        while (number := self.window.acquire(time.monotonic())) is None:
+    async def _acquire(self) -> float:
+        while not self.window.acquire(now := time.monotonic()):
             self._released.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._released.wait(), self.window.wait_s(time.monotonic()))
-        return number
+        return now
 
-    def _release(self, number: int) -> None:
-        self.window.release(number, time.monotonic())
+    def _release(self, granted: float) -> None:
+        self.window.release(granted, time.monotonic())
         self._released.set()
 
 
