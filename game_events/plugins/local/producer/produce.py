@@ -32,13 +32,11 @@ from game_events.plugins.local.producer.messages import (
     custom_columns,
 )
 from game_events.plugins.local.producer.simulator import (
-    US_PER_S,
     BulkSimulation,
     GameEvent,
     PoisonKind,
     SimulatedRecord,
     Simulation,
-    from_microseconds,
 )
 from game_events.plugins.local.settings import GAME_FIELDS, Fields
 from game_events.schema_registry import FORBIDDEN, registry_client
@@ -97,12 +95,7 @@ class EventEncoder:
     def message(self, event: GameEvent) -> Message:
         """The protobuf message of an event, in the class of its version."""
         shape = self.shape
-        seconds, microseconds = divmod(event.timestamp_us, US_PER_S)
-        fields: dict[str, object] = {
-            shape.entity: event.game,
-            shape.key: event.gamer,
-            shape.time: {"seconds": seconds, "nanos": microseconds * 1_000},
-        }
+        fields: dict[str, object] = {shape.entity: event.game, shape.key: event.gamer, shape.time: event.time}
         fields.update(zip(self._names, event.values, strict=True))
         for name, value in zip(custom_columns(event.version), event.custom, strict=True):
             if value is not None:
@@ -275,12 +268,11 @@ class ManifestBuilder:
         event = record.event
         self._duplicates += times - 1 + record.duplicate
         self._records[event.game][event.version] += times
-        moment = from_microseconds(event.timestamp_us)
         numbers = {}
         for place, name in self._numeric:
             value = cast(float, event.values[place])
             numbers[name] = NumberTruth(total=value * times, low=value, high=value)
-        more = GamerTruth(session_count=times, min_timestamp=moment, max_timestamp=moment, numbers=numbers)
+        more = GamerTruth(session_count=times, min_timestamp=event.time, max_timestamp=event.time, numbers=numbers)
         known = self._truth[event.game].get(event.gamer)
         self._truth[event.game][event.gamer] = more if known is None else known.merge(more)
 
