@@ -145,17 +145,14 @@ def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> Non
     kinds = {"ENTITY_COLUMN": "string", "KEY_COLUMN": "string", "TIME_COLUMN": "google.protobuf.Timestamp"}
     for (setting, wanted), name in zip(kinds.items(), meant, strict=True):
         field = message.fields_by_name.get(name)
-        if field is None or field.is_repeated or _type(field) != wanted:
+        kind = "string" if field is not None and field.type == FieldDescriptor.TYPE_STRING else None
+        if field is not None and field.message_type is not None:
+            kind = field.message_type.full_name
+        if field is None or field.is_repeated or kind != wanted:
             raise ConfigurationError(
                 f"GAME_EVENTS_{setting}: {name!r} must be a field of type {wanted} of {message.full_name} ({proto}), as the "
                 f"producer fills it. Fields: {', '.join(message.fields_by_name)}"
             )
-
-
-def _type(field: FieldDescriptor) -> str:
-    if field.message_type is not None:
-        return str(field.message_type.full_name)
-    return "string" if field.type == FieldDescriptor.TYPE_STRING else str(field.type)
 
 
 def _fields(message: type[Message], meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
