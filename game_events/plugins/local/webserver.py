@@ -52,7 +52,6 @@ STARTS = "open_ipc_subprocess"
 _QUERY_TYPES = ("application/json", "application/graphql")
 _USUAL_PORTS = {"http": 80, "https": 443}
 
-
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 #: Not an id of a user: the process has closed its connection.
@@ -88,13 +87,11 @@ def known_owner(end: tuple[str, int], other: tuple[str, int]) -> int | None:
 
 def _hex(end: tuple[str, int], v6: bool) -> str:
     """An address and port in the table's form: hexadecimal 32-bit words in native byte order."""
-    address = ipaddress.ip_address(end[0])
-    if v6 and address.version == 4:
-        address = ipaddress.ip_address(f"::ffff:{address}")
-    packed = address.packed
-    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
-    text = "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words)
-    return f"{text.upper()}:{end[1]:04X}"
+    packed = ipaddress.ip_address(end[0]).packed
+    if v6 and len(packed) == 4:
+        packed = bytes(10) + b"\xff\xff" + packed
+    words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
+    return "".join(f"{word:08X}" for word in words) + f":{end[1]:04X}"
 
 
 def guard() -> None:
