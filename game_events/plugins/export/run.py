@@ -10,7 +10,6 @@ newest entry of its key in the delivery log is not "delivered", and it is not pl
 """
 
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,8 +45,9 @@ from game_events.plugins.export.tables import (
     failed_calls_schema,
     planned_schema,
 )
-from game_events.plugins.export.worker import DELIVERY_LOG, Cut, CutChunks, SendChunks, TaskAccount
+from game_events.plugins.export.worker import DELIVERY_LOG, Cut, CutChunks, SendChunks, SentCounts, TaskAccount
 from game_events.workers.job import task_numbers
+from game_events.workers.results import merged_values
 
 #: Attempts to commit beside concurrent writers.
 ATTEMPTS = 5
@@ -59,15 +59,12 @@ KEYS = {"failed_rows": "dead_rows", "failed_calls": "dead_chunks"}
 
 
 @dataclass
-class Export(PluginResult):
+class Export(SentCounts, PluginResult):
     """Result of one run of the export over HTTP.
 
     Attributes:
         planned_rows, planned_chunks: planned by this run.
-        delivered_rows, delivered_chunks: accepted by the receiver.
-        failed_rows, failed_calls: refused, or accepted in none of their attempts.
         waiting_chunks: left for the next run.
-        calls: attempts; `answers`: status, or kind of failure -> attempts.
         held: game -> why nothing of it was planned.
         tasks, at_once: Spark tasks that sent, and the most of them that ran at the same time.
         seconds: of sending alone.
@@ -78,30 +75,17 @@ class Export(PluginResult):
 
     planned_rows: int = 0
     planned_chunks: int = 0
-    delivered_rows: int = 0
-    delivered_chunks: int = 0
-    failed_rows: int = 0
-    failed_calls: int = 0
     waiting_chunks: int = 0
-    calls: int = 0
-    answers: Counter[str] = field(default_factory=Counter)
     held: dict[str, str] = field(default_factory=dict)
     tasks: int = 0
     at_once: int = 0
     seconds: float = 0.0
     latency_s: tuple[float, float] | None = None
-    _latencies: list[float] = field(default_factory=list, repr=False)
 
     def add(self, tasks: Sequence[TaskAccount]) -> None:
         """Add the tasks of one micro-batch."""
         for task in tasks:
-            self.delivered_rows += task.delivered
-            self.delivered_chunks += task.delivered_calls
-            self.failed_rows += task.failed
-            self.failed_calls += task.failed_calls
-            self.calls += task.calls
-            self.answers.update(task.answers)
-            self._latencies += task.latencies
+            vars(self).update(merged_values(self, task))
         begins = [(task.began, 1) for task in tasks]
         moments = sorted(begins + [(task.ended, -1) for task in tasks])
         running = 0
@@ -109,13 +93,13 @@ class Export(PluginResult):
             running += change
             self.at_once = max(self.at_once, running)
         self.tasks = max(self.tasks, len(tasks))
-        if len(self._latencies) > 1:
-            cuts = quantiles(self._latencies, n=20)
+        if len(self.latencies) > 1:
+            cuts = quantiles(self.latencies, n=20)
             self.latency_s = (cuts[9], cuts[18])
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        hidden = ("at_once", "latency_s", "_latencies")
+        hidden = ("at_once", "latency_s", "latencies")
         values = {KEYS.get(name, name): value for name, value in vars(self).items() if name not in hidden}
         return values | {
             "answers": dict(sorted(self.answers.items())),

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
+from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +46,7 @@ from game_events.plugins.export.tables import (
     planned_schema,
 )
 from game_events.workers.job import WorkerJob
+from game_events.workers.results import add_counts, extend, merged
 
 #: Bits of a chunk's number that count within a task; the task's number is above them.
 COUNT_BITS = 32
@@ -224,17 +226,17 @@ def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count:
 
 
 def append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
-    """Append rows, again after a conflict with another append; otherwise as `add`."""
+    """Append rows, again after a conflict with another append; otherwise as `append_files`."""
     for left in reversed(range(APPEND_ATTEMPTS)):
         try:
-            add(table, rows.schema, staged(table, rows), expected, description)
+            append_files(table, rows.schema, staged(table, rows), expected, description)
             return
         except ConflictError:
             if not left or _taken_over(table, expected):
                 raise
 
 
-def add(
+def append_files(
     table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
 ) -> None:
     """Append files.
@@ -270,15 +272,31 @@ LATENCIES_REPORTED = 200
 
 
 @dataclass
-class TaskAccount:
+class SentCounts:
+    """What was sent.
+
+    Attributes:
+        delivered_rows, delivered_chunks: accepted by the receiver.
+        failed_rows, failed_calls: refused, or accepted in none of their attempts.
+        calls: attempts; `answers`: status, or kind of failure -> attempts.
+        latencies: seconds of some answered calls.
+    """
+
+    delivered_rows: int = merged(add, int)
+    delivered_chunks: int = merged(add, int)
+    failed_rows: int = merged(add, int)
+    failed_calls: int = merged(add, int)
+    calls: int = merged(add, int)
+    answers: Mapping[str, int] = merged(add_counts, dict)
+    latencies: list[float] = merged(extend, list)
+
+
+@dataclass
+class TaskAccount(SentCounts):
     """Result of one task that sends.
 
     Attributes:
         began, ended: seconds since 1970.
-        delivered, failed: rows, by outcome; `delivered_calls`, `failed_calls`: their chunks.
-        calls: attempts made.
-        answers: status, or kind of failure -> attempts.
-        latencies: seconds of some of its answered calls.
         counted: with a rate limit: calls that still count at the end (`RateWindow.ages`).
         stopped: why it stopped before its chunks were sent, if so.
         kind: class of that error.
@@ -286,13 +304,6 @@ class TaskAccount:
 
     began: float = 0.0
     ended: float = 0.0
-    delivered: int = 0
-    failed: int = 0
-    delivered_calls: int = 0
-    failed_calls: int = 0
-    calls: int = 0
-    answers: dict[str, int] = field(default_factory=dict)
-    latencies: list[float] = field(default_factory=list)
     counted: list[float] = field(default_factory=list)
     stopped: str | None = None
     kind: str = "TransientError"
@@ -360,7 +371,7 @@ class SendChunks(WorkerJob[Sent]):
             ConflictError: another run has taken over.
         """
         if files:
-            add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
+            append_files(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
 
 
 class _Task:
@@ -477,10 +488,10 @@ class _Task:
         for result in results:
             rows = result.chunk.num_rows
             if result.outcome.taken:
-                account.delivered += rows
-                account.delivered_calls += 1
+                account.delivered_rows += rows
+                account.delivered_chunks += 1
             else:
-                account.failed += rows
+                account.failed_rows += rows
                 account.failed_calls += 1
 
     def _commit(self, results: Sequence[ChunkResult]) -> None:
