@@ -208,7 +208,7 @@ class TablesSql:
         is_select = kinds == [duckdb.StatementType.SELECT]
         if is_select:
             # DuckDB runs such a statement in a common table expression of the outermost query only, which this text shows.
-            (tree,) = self._connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchone() or ("",)
+            ((tree,),) = self._connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
             is_select = _WRITES.search(tree) is None
         if not is_select:
             raise ConfigurationError("only one SELECT (or DESCRIBE, SHOW TABLES) is run: the tables are only read here")

@@ -67,7 +67,7 @@ class Generator(BaseModel):
             case "integer":
                 return int(self.low), int(self.high)
             case "number":
-                return self.low, self.high
+                return float(self.low), float(self.high)
             case "boolean":
                 return (True,)
         return ("",)
