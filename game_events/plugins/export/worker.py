@@ -287,7 +287,7 @@ class SentCounts:
     failed_rows: int = merged(add, int)
     failed_calls: int = merged(add, int)
     calls: int = merged(add, int)
-    answers: Mapping[str, int] = merged(add_counts, dict)
+    answers: dict[str, int] = merged(add_counts, dict)
     latencies: list[float] = merged(extend, list)
 
 
