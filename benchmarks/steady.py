@@ -46,7 +46,7 @@ def main(folder: Path, topic: str, shape: tuple[int, int], rate: int, seconds: f
     print("ready", flush=True)
     sys.stdin.readline()
     sent, began = 0, time.monotonic()
-    with KafkaWriter(settings, linger_ms=5) as writer:
+    with KafkaWriter(settings, {"linger.ms": 5}) as writer:
         while not stopped and time.monotonic() - began < seconds:
             chunk = next(chunks)
             writer.write_batch(chunk)

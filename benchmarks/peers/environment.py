@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from game_events.jvm.jars import HERE as STACK
-from game_events.jvm.java import find_java
+from game_events.jvm.jars import find_java
 
 HERE = Path(__file__).parent
 MADE = HERE.parents[1] / ".benchmark-peers"

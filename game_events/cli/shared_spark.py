@@ -19,10 +19,9 @@ from game_events.config.extensions import load_extensions
 from game_events.config.network import UNIX_SOCKET
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import only_mine
 from game_events.lakehouse.storage import is_remote
-from game_events.spark.config import PACKAGE, jvm_config
+from game_events.spark.config import DEFAULT_JAVA_OPTIONS, PACKAGE, jvm_config
 from game_events.spark.connect import CONNECT_MODE, TOKEN_VARIABLE
 from game_events.spark.session import edited_since_up, new_session
 

@@ -1,4 +1,4 @@
-"""The jars of ``ivy.xml``, pinned by ``jars.sha256``, fetched once into cache folders.
+"""Java, and the jars of ``ivy.xml``, pinned by ``jars.sha256``, fetched once into cache folders.
 
 Ivy is part of PySpark, so only Java has to be installed. A folder is filled under a temporary name and renamed when complete.
 Each file is compared with its SHA-256 after fetching and before every use, so that neither a repository, a proxy nor a writer
@@ -6,9 +6,11 @@ of the cache decides what runs.
 """
 
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
-from game_events.jvm.java import find_java
+
+#: Spark 4, Kafka 4 and Apicurio 3 all need it.
+MIN_JAVA = 17
+
+HOW_TO_INSTALL = (
+    f"install Java {MIN_JAVA} or newer (Debian, Ubuntu: apt-get install openjdk-{MIN_JAVA}-jre-headless) "
+    "or set JAVA_HOME to where one is"
+)
 
 HERE = Path(__file__).parent
 IVY_FILE = HERE / "ivy.xml"
@@ -48,12 +57,35 @@ S3 = Group("s3", ("s3",), "Spark's way to S3 (about 9 MB, once per machine)")
 GROUPS = {group.name: group for group in (SPARK, STACK, S3)}
 
 
-@dataclass(frozen=True)
-class StackParts:
-    """Folders of the local stack: jars of the broker's class path, and the unpacked registry distribution."""
+def find_java() -> Path:
+    """The java of JAVA_HOME, else of PATH; ConfigurationError if there is none, it does not run, or it is too old."""
+    home = os.environ.get("JAVA_HOME")
+    # As in Spark's scripts: JAVA_HOME alone decides if it is set.
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if java is None:
+        where = f"in JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
+        raise ConfigurationError(f"no java {where}: {HOW_TO_INSTALL}")
+    answer = _version_text(java)
+    # 17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_452"`.
+    version = re.search(r'version "(?:1\.)?(\d+)', answer)
+    if version is None:
+        raise ConfigurationError(f"{java} -version failed ({answer.strip()[-300:]}): {HOW_TO_INSTALL}")
+    if int(version[1]) < MIN_JAVA:
+        raise ConfigurationError(f"{java} is Java {version[1]}: {HOW_TO_INSTALL}")
+    return Path(java)
 
-    kafka: Path
-    registry: Path
+
+@functools.lru_cache
+def _version_text(java: str) -> str:
+    """All that an executable says of its version and build; ConfigurationError if it does not run."""
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{java} does not run ({error}): {HOW_TO_INSTALL}") from None
+    if answer.returncode != 0:
+        output = (answer.stderr or answer.stdout).strip()
+        raise ConfigurationError(f"{java} -version failed ({output[-300:] or answer.returncode}): {HOW_TO_INSTALL}")
+    return answer.stderr + answer.stdout
 
 
 def cache_dir() -> Path:
@@ -65,19 +97,13 @@ def cache_dir() -> Path:
 
 
 def spark_jars() -> tuple[Path, ...]:
-    """Jars for ``spark.jars``: Delta; otherwise as `folder_of`."""
+    """Delta's jars; otherwise as `folder_of`."""
     return tuple(sorted((folder_of(SPARK) / "spark").glob("*.jar")))
 
 
 def s3_jars() -> tuple[Path, ...]:
     """Jars for a lakehouse in an S3-compatible store; otherwise as `folder_of`."""
     return tuple(sorted((folder_of(S3) / "s3").glob("*.jar")))
-
-
-def stack_parts(on_progress: Progress | None = None) -> StackParts:
-    """Broker and registry of the local stack; otherwise as `folder_of`."""
-    folder = folder_of(STACK, on_progress)
-    return StackParts(folder / "kafka", folder / "registry")
 
 
 def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
@@ -159,7 +185,7 @@ def fetch(group: Group, target: Path, ivy_cache: Path) -> None:
 
 
 def unpack(folder: Path) -> None:
-    """Unpack the archives of a folder in place, and delete them."""
+    """Unpack a folder's archives in place, and delete them."""
     for archive in folder.glob(f"*/*{ARCHIVE}"):
         with tarfile.open(archive) as tar:
             tar.extractall(archive.parent, filter="data")

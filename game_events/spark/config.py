@@ -26,12 +26,14 @@ from game_events.config.network import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.jvm.jars import s3_jars, spark_jars
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage import is_s3, spark_options
 
 #: The path is absolute: of an executor's archive of code it is none, and workers import this module, too.
 LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').absolute().as_uri()}"
+
+#: Java's options: those that precede the user's, and the user's.
+DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS = "spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"
 
 #: Options of the driver's JVM: ten times Java's own numbers of calls and loops before the optimizing compiler takes a
 #: method. Otherwise it has a third of the JVM's processor time in the first minute, most of it for methods that plan jobs
@@ -48,10 +50,6 @@ ARROW_RECORDS = 20_000
 
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
-
-ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 #: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/frame.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
@@ -130,8 +128,8 @@ def session_config(settings: Settings) -> dict[str, str]:
     """Settings of a session (`spark.sql.*`), classic or Connect; the user's take precedence."""
     conf = {
         "spark.sql.session.timeZone": "UTC",
-        ARROW_RECORDS_KEY: str(ARROW_RECORDS),
-        ARROW_BYTES_KEY: str(ARROW_BYTES),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",
@@ -168,8 +166,10 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     jars = spark_jars()
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    on_path = _on_class_path(settings, jars)
-    sent = () if is_local(settings) else jars
+    local = re.fullmatch(r"local(\[.*\])?", settings.spark_master) is not None
+    # The driver's JVM runs the tasks then, and Spark copies none of the jars.
+    on_path = jars if local else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
+    sent = () if local else jars
     if is_s3(settings.lakehouse):
         sent += s3_jars()
     conf = session_config(settings) | {
@@ -179,7 +179,7 @@ def jvm_config(settings: Settings) -> dict[str, str]:
         "spark.jars": ",".join(map(str, sent)),
         EXTRA_JAVA_OPTIONS: LOG_OPTION,
     }
-    if is_local(settings):
+    if local:
         # Else an overflow of the stack in one row's expression ends the driver's JVM.
         conf["spark.executor.killOnFatalError.depth"] = "0"
     if workers_are_local(settings):
@@ -199,16 +199,6 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     class_path = ":".join(filter(None, (*map(str, on_path), own.get(CLASS_PATH_KEY))))
     more = {CLASS_PATH_KEY: class_path, LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
-
-
-def _on_class_path(settings: Settings, jars: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The jars before PySpark's own. In local mode all: Spark copies none of them then."""
-    return jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
-
-
-def is_local(settings: Settings) -> bool:
-    """Whether the driver's JVM runs the tasks."""
-    return re.fullmatch(r"local(\[.*\])?", settings.spark_master) is not None
 
 
 def has_this_project(settings: Settings) -> bool:
@@ -265,18 +255,14 @@ def shares_python_environment(settings: Settings) -> bool:
 
 def ship_code(session: SparkSession, settings: Settings) -> None:
     """Send the code that the settings ask for; ConfigurationError for a bad file in `spark_py_files`."""
-    files = [_importable(name) for name in settings.spark_py_files]
+    files = [Path(name).expanduser().resolve() for name in settings.spark_py_files]
+    for path in files:
+        if not path.is_file() or path.suffix not in SUFFIXES:
+            raise ConfigurationError(f"GAME_EVENTS_SPARK_PY_FILES: {path} is no file that ends in {', '.join(SUFFIXES)}")
     if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not shares_python_environment(settings)):
         files.append(packed())
     for file in files:
         session.addArtifacts(str(file), pyfile=True)
-
-
-def _importable(name: str) -> Path:
-    path = Path(name).expanduser().resolve()
-    if not path.is_file() or path.suffix not in SUFFIXES:
-        raise ConfigurationError(f"GAME_EVENTS_SPARK_PY_FILES: {path} is no file that ends in {', '.join(SUFFIXES)}")
-    return path
 
 
 @lru_cache

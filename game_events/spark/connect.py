@@ -3,13 +3,17 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.errors import PySparkException, PySparkValueError
 from pyspark.sql import SparkSession
 
+from game_events.config.network import LOOPBACK, UNIX_SOCKET, at_loopback
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError, first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
 #: Marks of errors for a lost session (server restarted, session expired) or server (pyspark 4.0, error conditions).
 LOST = (
@@ -55,8 +59,6 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
     from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
 
-    from game_events.spark.connect_channel import channel_to  # noqa: PLC0415
-
     # When one session ends, PySpark 4.0 ends the reader threads of all sessions of a process: in `__del__` too, under the lock
     # that is held while such a thread starts, so garbage collection hangs the process for ever. Without it they end with it.
     setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
@@ -79,6 +81,41 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     # From now on PySpark's functions create columns for Connect; `SparkSession.builder.remote` sets it, but takes no channel.
     os.environ[CONNECT_MODE] = "1"
     return session
+
+
+def channel_to(remote: str) -> "DefaultChannelBuilder":
+    """The gRPC channel for `spark_remote`; PySparkValueError for a bad address. PySpark sends tokens elsewhere by TLS only."""
+    import grpc  # noqa: PLC0415 - as in `connect`
+    from pyspark.sql.connect.client.core import DefaultChannelBuilder  # noqa: PLC0415
+
+    class LocalChannel(DefaultChannelBuilder):
+        """A channel within this machine, without proxy, to exactly one address, of which `target` is gRPC's name.
+
+        PySpark's own tries each address of `localhost`, IPv6 first: another process listening there would get the token and
+        plans.
+        """
+
+        def __init__(self, url: str, target: str, kind: grpc.LocalConnectionType) -> None:
+            super().__init__(url, [("grpc.enable_http_proxy", 0)])
+            self._target = target
+            self._kind = kind
+
+        def toChannel(self) -> grpc.Channel:  # noqa: N802 - PySpark's name
+            credentials = grpc.local_channel_credentials(self._kind)
+            if self.token is not None:
+                credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self.token))
+            return self._secure_channel(self._target, credentials)
+
+    if remote.startswith(UNIX_SOCKET):
+        # PySpark's builder requires an address also for a Unix socket.
+        return LocalChannel("sc://localhost:1", remote, grpc.LocalConnectionType.UDS)
+    usual = DefaultChannelBuilder(remote)
+    if usual.use_ssl or not at_loopback(remote):
+        return usual
+    host, _, port = usual.endpoint.rpartition(":")
+    # An address stays what it is: all of 127/8 is this machine, and 127.0.0.1 another listener's than 127.0.0.2.
+    target = f"ipv4:{LOOPBACK if host.lower() == 'localhost' else host}:{port}"
+    return LocalChannel(remote, target, grpc.LocalConnectionType.LOCAL_TCP)
 
 
 def named(error: PySparkException, settings: Settings) -> Exception:

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events import errors
-from game_events.errors import GameEventsError, LostFileError, TransientError, UserCodeError
+from game_events.errors import GameEventsError, LostFileError, TransientError, UserCodeError, first_few
 from game_events.lakehouse.storage import CARRIERS, LONGEST, storage_error, store_errors_named
 
 T = TypeVar("T")
@@ -127,8 +127,7 @@ def bisect(
 
 def named(games: Sequence[str]) -> str:
     """At most `NAMED` games for a message."""
-    more = f" and {len(games) - NAMED} more" if len(games) > NAMED else ""
-    return ", ".join(games[:NAMED]) + more
+    return first_few(games, NAMED, ", ")
 
 
 def _halves(games: Sequence[str]) -> list[Sequence[str]]:
@@ -158,12 +157,10 @@ _BY_SPARK = re.compile(
 
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+: )?(.+)")
 
-_GONE = "FILE_NOT_EXIST"
-
 
 def storage_named(root: str) -> AbstractContextManager[None]:
     """As `store_errors_named`, for errors of disks and of Spark's jobs, too."""
-    return store_errors_named(root, ALL_CARRIERS, _storage_error)
+    return store_errors_named(root, ALL_CARRIERS, lambda error, root: storage_error(error, root) or lost_file(error, root))
 
 
 def lost_file(error: BaseException, root: str) -> LostFileError | None:
@@ -171,36 +168,22 @@ def lost_file(error: BaseException, root: str) -> LostFileError | None:
     if storage_error(error, root) is not None:
         return None
     text = str(error)
-    by_worker = _BY_WORKER.search(text)
-    if by_worker is not None:
+    if (by_worker := _BY_WORKER.search(text)) is not None:
         return LostFileError(by_worker[1])
     by_spark = _BY_SPARK.search(text)
     if by_spark is None:
         return None
     kind, uri, words = by_spark.groups()
     path = unquote(uri.removeprefix("file://").removeprefix("file:"))
-    if kind == _GONE:
+    if kind == "FILE_NOT_EXIST":
         return LostFileError(f"{path} is gone, though the table's log lists it")
     cause = _CAUSE.search(text)
     why = words or (cause[1] if cause is not None else "")
     return LostFileError(f"{path} cannot be read: {why[:LONGEST]}" if why else f"{path} cannot be read")
 
 
-def _storage_error(error: BaseException, root: str) -> GameEventsError | None:
-    return storage_error(error, root) or lost_file(error, root)
-
-
 #: The last line of a worker's traceback in the text of Spark's error: class and message.
 _RAISED_BY_WORKER = re.compile(r"^game_events\.errors\.(\w+): (.*)$", re.MULTILINE)
-
-
-def raised_by_worker(error: BaseException) -> GameEventsError | None:
-    """The error that a worker raised and that ended a Spark job; None: it is none of this project's."""
-    raised = _RAISED_BY_WORKER.search(str(error)) if isinstance(error, PySparkException | Py4JJavaError) else None
-    if raised is None:
-        return None
-    kind = getattr(errors, raised[1], None)
-    return kind(raised[2]) if isinstance(kind, type) and issubclass(kind, GameEventsError) else None
 
 
 @contextmanager
@@ -209,7 +192,8 @@ def worker_errors_named() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        own = raised_by_worker(error)
-        if own is None:
+        raised = _RAISED_BY_WORKER.search(str(error))
+        kind = getattr(errors, raised[1], None) if raised is not None else None
+        if raised is None or not (isinstance(kind, type) and issubclass(kind, GameEventsError)):
             raise
-        raise own from error
+        raise kind(raised[2]) from error

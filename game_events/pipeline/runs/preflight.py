@@ -30,8 +30,7 @@ from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
-from game_events.jvm.jars import spark_jars
-from game_events.jvm.java import find_java
+from game_events.jvm.jars import find_java, spark_jars
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, has_decoded_columns
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection

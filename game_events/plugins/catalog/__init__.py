@@ -17,5 +17,5 @@ PLUGIN = Plugin(
         ),
     },
     checks="game_events.plugins.catalog.observer:CHECKS",
-    run_observer="game_events.plugins.catalog.observer:observe",
+    run_observer="game_events.plugins.catalog.observer:CatalogObserver",
 )

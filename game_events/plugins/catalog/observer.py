@@ -21,11 +21,10 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from game_events.config.masking import without_secrets
-from game_events.errors import ConfigurationError, GameEventsError, first_line
+from game_events.errors import ConfigurationError, GameEventsError, first_few, first_line
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.checks.table_checks import TableCheck
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.hooks import RunObserver
 from game_events.pipeline.reporting.counts import CheckResult, PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
@@ -65,64 +64,44 @@ class LineageResult(PluginResult):
         return merge(self, later)
 
 
-def observe(pipeline: Pipeline, job: str, is_streaming: bool) -> RunObserver:
-    """Registers the tables of a run in the catalog, and sends its lineage."""
-    return CatalogObserver(pipeline, job, streaming=is_streaming)
-
-
 class CatalogObserver:
-    """Registration of the tables of a run, then its lineage."""
+    """Registers the tables of a run in the catalog, and sends its lineage. Never raises: failures are logged."""
 
-    def __init__(self, pipeline: Pipeline, job: str, *, streaming: bool = False) -> None:
-        """Send the start of the run."""
-        self._pipeline = pipeline
-        self._lineage = Lineage(pipeline, job, streaming=streaming)
-
-    def part(self, report: RunReport) -> None:
-        """Register and send what a continuous run did since the last time."""
-        register_tables(self._pipeline, report)
-        self._lineage.part(report)
-
-    def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:
-        """Register what is left, and send how the run ended."""
-        if not stopped:
-            register_tables(self._pipeline, report)
-        self._lineage.close(report, error, stopped=stopped)
-
-
-class Lineage:
-    """Sends the events of one run. Never raises: failures are logged."""
-
-    def __init__(self, pipeline: Pipeline, job: str, *, streaming: bool = False) -> None:
+    def __init__(self, pipeline: Pipeline, job: str, is_streaming: bool) -> None:
         """Send the start of the run."""
         self._pipeline = pipeline
         self._result = LineageResult()
         self._run: LineageRun | None = None
         self._since = datetime.now(UTC)
         self._part = 0
-        self._left_s = LineageSettings.of(pipeline.settings).openlineage_timeout_s
-        if LineageSettings.of(pipeline.settings).openlineage_url is None:
+        settings = LineageSettings.of(pipeline.settings)
+        self._timeout_s = settings.openlineage_timeout_s
+        self._left_s = self._timeout_s
+        if settings.openlineage_url is None:
             return
         with self._never_failing():
-            from game_events.plugins.catalog.openlineage_events import LineageRun  # noqa: PLC0415 - see above
+            from game_events.plugins.catalog.openlineage_events import LineageRun  # noqa: PLC0415 - its client, if it is used
 
-            self._run = LineageRun(pipeline, job, self._since, streaming)
-            self._deliver([self._run.started()])
+            self._run = LineageRun(pipeline, job, is_streaming)
+            self._deliver([self._run.whole("START", self._since)])
 
     def part(self, report: RunReport) -> None:
-        """Send what a continuous run did since the last time, and add the delivery to the report."""
-        self._left_s = LineageSettings.of(self._pipeline.settings).openlineage_timeout_s
-        self._send(report, lambda run, now: run.running(now))
+        """Register and send what a continuous run did since the last time."""
+        register_tables(self._pipeline, report)
+        self._left_s = self._timeout_s
+        self._send(report, lambda run, now: run.whole("RUNNING", now))
         self._part += 1
 
     def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:
-        """Send what is left and how the run ended, and add the delivery to the report."""
-        left_s = LineageSettings.of(self._pipeline.settings).openlineage_timeout_s if self._part else self._left_s
+        """Register and send what is left, and how the run ended."""
+        if not stopped:
+            register_tables(self._pipeline, report)
+        left_s = self._timeout_s if self._part else self._left_s
         self._left_s = min(left_s, STOPPED_S) if stopped else left_s
         self._send(report, lambda run, now: run.ended(now, report, error, stopped=stopped))
 
     def _send(self, report: RunReport, last: Callable[[LineageRun, datetime], RunEvent]) -> None:
-        """Send the tables since the last time, and a last event."""
+        """Send the tables since the last time and a last event, and add the delivery to the report."""
         if self._run is None:
             return
         now = datetime.now(UTC)
@@ -145,7 +124,6 @@ class Lineage:
 
     @contextmanager
     def _never_failing(self) -> Iterator[None]:
-        """Log errors while events are made."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
@@ -182,8 +160,7 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
     counts = {"tables": len(tables), "missing": len(missing)}
     if not missing:
         return CheckResult(REGISTERED, "bronze", True, f"all {len(tables):,} tables are registered", counts)
-    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {', '.join(missing[:SHOWN])}{more}", counts)
+    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {first_few(missing, SHOWN, ', ')}", counts)
 
 
 def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:

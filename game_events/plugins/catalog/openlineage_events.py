@@ -50,7 +50,6 @@ class LineageRun:
 
     pipeline: Pipeline
     job: str
-    began: datetime
     streaming: bool = False
 
     @property
@@ -61,21 +60,14 @@ class LineageRun:
         except ValueError:
             return str(uuid.uuid5(_NAMES, self.pipeline.run_id))
 
-    def started(self) -> RunEvent:
-        """Event: the run started."""
-        return self._whole(RunState.START, self.began, {})
-
-    def running(self, moment: datetime) -> RunEvent:
-        """Event: the run is still running."""
-        return self._whole(RunState.RUNNING, moment, {})
-
     def ended(self, moment: datetime, report: RunResult, error: BaseException | None, *, stopped: bool = False) -> RunEvent:
         """Event: the run succeeded, failed, or was cancelled."""
         text = f"{type(error).__name__}: {safe_error_text(error)}" if error is not None and not stopped else None
         if text is None and report.errors:
             text = f"{len(report.errors)} tables failed: {', '.join(t.table for t in report.errors[:10])}"
-        state = RunState.ABORT if stopped else RunState.COMPLETE
-        return self._whole(state if text is None else RunState.FAIL, moment, self._error(text))
+        if text is not None:
+            return self.whole("FAIL", moment, self._error(text))
+        return self.whole("ABORT" if stopped else "COMPLETE", moment)
 
     def tables(self, report: RunResult, since: datetime, until: datetime, part: int) -> Iterator[RunEvent]:
         """Start (at `since`) and end (`until`) of each table's run; events of the same `part` have the same ids."""
@@ -97,12 +89,13 @@ class LineageRun:
             run = Run(run_id, facets=parent | self._error(entry.error and without_quotes(entry.error)))
             yield RunEvent(eventType=state, eventTime=until.isoformat(), run=run, job=job, inputs=inputs, outputs=outputs)
 
-    def _whole(self, state: RunState, moment: datetime, facets: dict[str, ol.RunFacet]) -> RunEvent:
+    def whole(self, state: str, moment: datetime, facets: dict[str, ol.RunFacet] | None = None) -> RunEvent:
+        """Event of the run itself; `state`: name of a `RunState`."""
         engine = ol.processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
         about = f"Brings the tables below {self.pipeline.lakehouse.root} up to their source"
         job = self._job(self.job, "STREAMING" if self.streaming else "BATCH", "JOB", about)
-        run = Run(self.run_id, facets={"processing_engine": engine, **facets})
-        return RunEvent(eventType=state, eventTime=moment.isoformat(), run=run, job=job)
+        run = Run(self.run_id, facets={"processing_engine": engine, **(facets or {})})
+        return RunEvent(eventType=RunState[state], eventTime=moment.isoformat(), run=run, job=job)
 
     def _job(self, name: str, processing: str, kind: str, about: str) -> Job:
         facets: dict[str, ol.JobFacet] = {
@@ -144,7 +137,6 @@ def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDat
 
 
 def _table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
-    """A table as input of another one."""
     return InputDataset(*_place(lakehouse.table(name).uri), facets={"storage": _storage()})
 
 
@@ -190,12 +182,9 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     if entry.layer == Layer.SILVER:
         return [_table_input(lakehouse, BRONZE)]
     if entry.layer == Layer.UNIFIED:
-        return [_table_input(lakehouse, gold_name(game)) for game in _changed_games(report)]
+        changed = [table.game for table in report.of(Layer.GOLD) if table.error is None and table.game is not None]
+        return [_table_input(lakehouse, gold_name(game)) for game in changed]
     return [_table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
-
-
-def _changed_games(report: RunResult) -> list[str]:
-    return [table.game for table in report.of(Layer.GOLD) if table.error is None and table.game is not None]
 
 
 ColumnLineage = dict[str, ol.column_lineage_dataset.Fields]
@@ -212,13 +201,9 @@ def _column_lineage(pipeline: Pipeline, entry: TableReport, inputs: list[InputDa
         return {name: known[name] for name in names if name in known}
     if entry.layer == Layer.UNIFIED:
         names = [name for name in names if inputs and name != settings.entity_column]
-    elif entry.layer != Layer.SILVER or _is_transformed(pipeline, entry):
+    elif entry.layer != Layer.SILVER or any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
         names = []
     return {name: _fields(inputs, name) for name in names}
-
-
-def _is_transformed(pipeline: Pipeline, entry: TableReport) -> bool:
-    return any(transformation.applies_to(entry.game or "") for transformation in pipeline.extensions.transformations)
 
 
 def _gold_lineage(settings: Settings, inputs: list[InputDataset]) -> ColumnLineage:
@@ -311,14 +296,15 @@ def _require_taken(answer: requests.Response, **_: object) -> None:
 def _client(settings: Settings) -> OpenLineageClient:
     session = requests.Session()
     session.hooks["response"].append(_require_taken)
-    key = LineageSettings.of(settings).openlineage_api_key
+    lineage = LineageSettings.of(settings)
+    key = lineage.openlineage_api_key
     ca = settings.tls_ca_file
     transport = http.HttpTransport(
         http.HttpConfig(
-            url=f"{LineageSettings.of(settings).openlineage_url}/",
+            url=f"{lineage.openlineage_url}/",
             session=session,
-            endpoint=LineageSettings.of(settings).openlineage_endpoint.lstrip("/"),
-            timeout=min(REQUEST_S, LineageSettings.of(settings).openlineage_timeout_s),
+            endpoint=lineage.openlineage_endpoint.lstrip("/"),
+            timeout=min(REQUEST_S, lineage.openlineage_timeout_s),
             auth=http.ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else http.TokenProvider({}),
             retry=_RETRY,
             ssl_context=http.HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,

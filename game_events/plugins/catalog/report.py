@@ -1,7 +1,7 @@
 """`game-events report`: a page of Plotly's charts from the event log, by SQL and the template `page.html.j2`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,14 +104,14 @@ class ReportData:
 
     head: dict[str, Any]
     bucket: str
-    layers: Rows = field(default_factory=list)
-    lag: Rows = field(default_factory=list)
-    games: Rows = field(default_factory=list)
-    rejected: Rows = field(default_factory=list)
-    rules: Rows = field(default_factory=list)
-    tables: Rows = field(default_factory=list)
-    checks: Rows = field(default_factory=list)
-    errors: Rows = field(default_factory=list)
+    layers: Rows
+    lag: Rows
+    games: Rows
+    rejected: Rows
+    rules: Rows
+    tables: Rows
+    checks: Rows
+    errors: Rows
 
 
 def report_data(events: pa.Table) -> ReportData:
@@ -212,12 +212,12 @@ def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | N
         (
             "Throughput (rows per second)",
             f"rows of a layer by the seconds it took; {each}",
-            _lines([r for r in data.layers if r["rate"]], "rate", "rows/s", LAYER_COLOURS),
+            _chart([r for r in data.layers if r["rate"]], "rate", "rows/s", LAYER_COLOURS, "layer", bars=False),
         ),
         (
             "Lag (records)",
             f"records left in the topic when a run ended, the most of {data.bucket}",
-            _lines(data.lag, "lag", "records", {"lag": COLOURS[0]}),
+            _chart(data.lag, "lag", "records", {"lag": COLOURS[0]}, bars=False),
         ),
         (
             f"Rows by {words.entity} (rows)",
@@ -233,12 +233,17 @@ def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | N
         (
             "Durations (seconds)",
             f"seconds that the layers took; {bars}",
-            _bars(data.layers, "seconds", "s", "layer", LAYER_COLOURS),
+            _chart(data.layers, "seconds", "s", LAYER_COLOURS, "layer"),
         ),
     ]
 
 
-def _figure(unit: str, *, bars: bool = False) -> go.Figure:
+def _chart(
+    rows: Rows, value: str, unit: str, colours: Mapping[str, str], series: str = "series", *, bars: bool = True
+) -> go.Figure | None:
+    """Stacked bars, or lines: one colour for each series that has rows."""
+    if not rows:
+        return None
     figure = go.Figure()
     figure.update_layout(
         height=320,
@@ -247,44 +252,19 @@ def _figure(unit: str, *, bars: bool = False) -> go.Figure:
         plot_bgcolor="rgba(0,0,0,0)",
         hovermode="x unified",
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        showlegend=True,
+        showlegend=bars or len(colours) > 1,
         barmode="stack" if bars else None,
         font={"family": "system-ui, sans-serif", "size": 12},
         xaxis={"title": None, "type": "date"},
         yaxis={"title": unit, "rangemode": "tozero", "separatethousands": True},
     )
-    return figure
-
-
-def _lines(rows: Rows, value: str, unit: str, colours: Mapping[str, str]) -> go.Figure | None:
-    """A line for each series that has rows."""
-    if not rows:
-        return None
-    figure = _figure(unit)
     for name, colour in colours.items():
-        own = [r for r in rows if r.get("layer", name) == name]
-        if own:
-            figure.add_scatter(
-                x=[r["begins"] for r in own],
-                y=[round(r[value], 1) for r in own],
-                name=name,
-                mode="lines+markers",
-                line={"color": colour, "width": 2},
-                showlegend=len(colours) > 1,
-            )
-    return figure
-
-
-def _bars(rows: Rows, value: str, unit: str, series: str, colours: Mapping[str, str]) -> go.Figure | None:
-    """Stacked bars, a colour for each series that has rows."""
-    if not rows:
-        return None
-    figure = _figure(unit, bars=True)
-    for name, colour in colours.items():
-        own = [r for r in rows if r[series] == name]
-        if own:
-            heights = [round(r[value], 3) for r in own]
-            figure.add_bar(x=[r["begins"] for r in own], y=heights, name=name, marker={"color": colour, "line": {"width": 0}})
+        own = [r for r in rows if r.get(series, name) == name]
+        points = {"name": name, "x": [r["begins"] for r in own], "y": [round(r[value], 3) for r in own]}
+        if own and bars:
+            figure.add_bar(**points, marker={"color": colour, "line": {"width": 0}})
+        elif own:
+            figure.add_scatter(**points, mode="lines+markers", line={"color": colour, "width": 2})
     return figure
 
 
@@ -293,4 +273,4 @@ def _by_series(rows: Rows, unit: str) -> go.Figure | None:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted(names - {OTHERS}))}
     if OTHERS in names:
         colours[OTHERS] = OTHERS_COLOUR
-    return _bars(rows, "rows", unit, "series", colours)
+    return _chart(rows, "rows", unit, colours)

@@ -3,10 +3,9 @@
 Each table of a root is a view, by its name, which reads exactly the files of one Delta version, with the table's columns and
 types; columns that a file lacks are NULL. A table is opened when a query first names it: opening all of some thousands takes
 longer than most queries. Guarantee: nothing is written, and nothing but the tables' files is read. Queries may come from
-others: DuckDB has no file system but `ConnectionFiles`, which opens the files of named tables for reading, and temporary ones
-in a folder of their own; settings are locked. Its own file system is switched off, so this is no list of what is refused:
-nothing here can create, change or delete any other file, whatever a statement asks for. That one SELECT at a time is run is
-only for the message: a statement inside of a SELECT may change what this connection holds in memory.
+others: DuckDB's own file system reaches a folder of temporary files and nothing else, files of named tables are opened for
+reading by `TableFiles`, and settings are locked. So nothing can create, change or delete any other file, whatever a statement
+asks for. That one SELECT at a time is run, without a statement that writes inside of it, bounds the temporary files.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -52,6 +51,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
+
+#: Of a statement's parts: one that writes.
+_WRITES = re.compile(r'"type":"\w+_QUERY_NODE"')
 
 _MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
 
@@ -134,15 +136,22 @@ class TablesSql:
         if memory_bytes is not None:
             self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
         self._connection.execute("CREATE SCHEMA _columns")
-        self._files = ConnectionFiles(disk_bytes)
-        self._files.restrict(self._connection)
+        self._temporary = tempfile.TemporaryDirectory(prefix="game_events_sql")
+        self._connection.execute(f"SET temp_directory = {text(self._temporary.name)}")
+        if disk_bytes is not None:
+            self._connection.execute(f"SET max_temp_directory_size = '{disk_bytes}B'")
+        self._files = TableFiles()
+        self._connection.register_filesystem(self._files)
+        self._connection.execute(f"SET allowed_directories = [{text(_PREFIX)}]")
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
 
     def __enter__(self) -> TablesSql:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self._files.close()
+        self._temporary.cleanup()
 
     def query(self, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
         """Names of a query's columns, and its rows, read as they are asked for.
@@ -196,7 +205,12 @@ class TablesSql:
             raise ConfigurationError(f"the query cannot be read: {error}") from None
         except ValueError:  # a kind that its Python has no name for
             kinds = []
-        if kinds != [duckdb.StatementType.SELECT]:
+        is_select = kinds == [duckdb.StatementType.SELECT]
+        if is_select:
+            # DuckDB runs such a statement in a common table expression of the outermost query only, which this text shows.
+            ((tree,),) = self._connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+            is_select = _WRITES.search(tree) is None
+        if not is_select:
             raise ConfigurationError("only one SELECT (or DESCRIBE, SHOW TABLES) is run: the tables are only read here")
 
     def _unknown(self, name: str) -> ConfigurationError:
@@ -206,7 +220,6 @@ class TablesSql:
         return no_table(self._lakehouse, name, self._tables)
 
     def _failed(self, error: Exception) -> GameEventsError:
-        """What to raise for an error of DuckDB."""
         error = self._files.failed or error
         first = str(error).strip()
         if isinstance(error, duckdb.OutOfMemoryException):
@@ -321,48 +334,25 @@ PROTOCOL = "lake"
 
 _PREFIX = f"{PROTOCOL}://"
 
-#: Where DuckDB's temporary files are, as it sees them. A path on the disk begins with a slash: none can be the same.
-_TEMPORARY = f"{_PREFIX}temporary"
 
-#: What DuckDB calls them.
-_TEMPORARY_NAME = re.compile(re.escape(_TEMPORARY) + r"/(duckdb_temp_[A-Za-z0-9_.-]+)")
-
-
-class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
-    """The file system of one connection. Closing it deletes the temporary files."""
+class TableFiles(AbstractFileSystem):  # type: ignore[misc]
+    """The file system of one connection, which reads the files of its tables."""
 
     protocol = PROTOCOL
     cachable = False
 
-    def __init__(self, temporary_bytes: int | None = None) -> None:
-        """`temporary_bytes`: of all temporary files together; None: as many as there is room for."""
+    def __init__(self) -> None:
+        """No file can be read yet."""
         super().__init__()
         self._readable = set[str]()
-        self._bytes = temporary_bytes
-        self._folder = tempfile.TemporaryDirectory(prefix="game_events_sql")
         #: The last error of a file: DuckDB's own text repeats it as a traceback.
         self.failed: OSError | None = None
-
-    def restrict(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Make these the only files that the connection can reach, for good: its settings are locked."""
-        connection.register_filesystem(self)
-        connection.execute(f"SET temp_directory = {text(_TEMPORARY)}")
-        if self._bytes is not None:
-            connection.execute(f"SET max_temp_directory_size = '{self._bytes}B'")
-        connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
-        connection.execute(f"SET allowed_directories = [{text(_PREFIX)}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
 
     def readable(self, paths: Iterable[str]) -> list[str]:
         """Let local files be read; gives their addresses for the connection."""
         addresses = [_PREFIX + path for path in paths]
         self._readable.update(addresses)
         return addresses
-
-    def close(self) -> None:
-        """Delete the temporary files."""
-        self._folder.cleanup()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -376,84 +366,36 @@ class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
     # --- What DuckDB calls. Every other method of the class raises, or does nothing.
 
     def open(self, path: str, mode: str = "rb", **_: object) -> _File:
-        """A file to be read, or a temporary one; PermissionError for any other."""
-        temporary = self._temporary(path)
-        if temporary is not None:
-            with self.noted():
-                if "+" in mode:  # one that is to be written to in places is created by that
-                    temporary.touch()
-                return _File(temporary, mode, self)
+        """A file to be read; PermissionError for any other."""
         with self.noted():
             if path in self._readable and mode == "rb":
-                return _File(path.removeprefix(_PREFIX), mode, self)
+                return _File(path.removeprefix(_PREFIX), self)
             raise PermissionError(f"{path} is no file of a table that can be read: the tables are only read here")
 
     def info(self, path: str, **_: object) -> dict[str, Any]:
         """Size and time of a file."""
-        place = self._place(path)
-        if path == _TEMPORARY:
-            return {"name": path, "size": 0, "type": "directory"}
-        status = place.stat()
+        status = self._status(path)
         return {"name": path, "size": status.st_size, "type": "file", "mtime": status.st_mtime}
 
     def modified(self, path: str) -> datetime:
         """When a file was changed last."""
-        return datetime.fromtimestamp(self._place(path).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(self._status(path).st_mtime, UTC)
 
     def glob(self, path: str, **_: object) -> list[str]:
         """The file of that very name: its characters are no pattern."""
         return [path.removeprefix(_PREFIX)] if path in self._readable else []
 
-    def ls(self, path: str, detail: bool = True, **_: object) -> list[Any]:
-        """Names of the temporary files."""
-        names = [f"{_TEMPORARY}/{file.name}" for file in Path(self._folder.name).iterdir()] if path == _TEMPORARY else []
-        return [self.info(name) for name in names] if detail else names
-
-    def touch(self, path: str, truncate: bool = True, **_: object) -> None:
-        """Called for a temporary file that may become shorter, but not with its new length: it stays as it is."""
-
-    def rm_file(self, path: str) -> None:
-        """Delete a temporary file."""
-        temporary = self._temporary(path)
-        if temporary is None:
-            with self.noted():
-                raise PermissionError(f"{path}: the tables are only read here")
-        temporary.unlink()
-
-    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Delete temporary files."""
-        del recursive, maxdepth
-        for each in [path] if isinstance(path, str) else path:
-            self.rm_file(each)
-
-    def _place(self, path: str) -> Path:
-        if path == _TEMPORARY:
-            return Path(self._folder.name)
-        place = Path(path.removeprefix(_PREFIX)) if path in self._readable else self._temporary(path)
-        if place is None:
+    def _status(self, path: str) -> os.stat_result:
+        if path not in self._readable:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return place
-
-    def _temporary(self, path: str) -> Path | None:
-        temporary = _TEMPORARY_NAME.fullmatch(path)
-        return Path(self._folder.name) / temporary[1] if temporary is not None else None
-
-    def room_for(self, more: int) -> None:
-        """OSError if the temporary files would become too many bytes. DuckDB bounds those that it makes of itself."""
-        if self._bytes is None or more <= 0:
-            return
-        taken = 0
-        with suppress(FileNotFoundError), os.scandir(self._folder.name) as files:
-            taken = sum(file.stat().st_size for file in files)
-        if taken + more > self._bytes:
-            raise OSError(errno.ENOSPC, f"temporary files of more than {self._bytes:,} bytes (GAME_EVENTS_SQL_DISK_BYTES)")
+        return Path(path.removeprefix(_PREFIX)).stat()
 
 
 class _File(io.FileIO):
-    """A file that DuckDB's threads share: each has a position of its own, as each seeks before it reads or writes."""
+    """A file that DuckDB's threads share: each has a position of its own, as each seeks before it reads."""
 
-    def __init__(self, path: str | Path, mode: str, files: ConnectionFiles) -> None:
-        super().__init__(path, mode)
+    def __init__(self, path: str, files: TableFiles) -> None:
+        super().__init__(path, "rb")
         self._files = files
         self._position = threading.local()
 
@@ -483,15 +425,3 @@ class _File(io.FileIO):
             with self._files.noted():
                 raise OSError(errno.EIO, f"the file ends {wanted:,} bytes too early", str(self.name))
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def write(self, data: Any, /) -> int:  # noqa: ANN401 - any bytes
-        """Write all of it."""
-        rest = memoryview(data).cast("B")
-        written = len(rest)
-        with self._files.noted():
-            self._files.room_for(self.tell() + written - os.fstat(self.fileno()).st_size)
-            while rest:
-                done = os.pwrite(self.fileno(), rest, self.tell())
-                self.seek(done, os.SEEK_CUR)
-                rest = rest[done:]
-        return written

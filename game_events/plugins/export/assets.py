@@ -69,7 +69,6 @@ def build_export(graph: Graph) -> dg.Definitions:
 
 
 def _asset(graph: Graph) -> dg.AssetsDefinition:
-    """The asset, behind the layer that the setting names."""
     # These import aiohttp and DuckDB, which no other job needs.
     from game_events.plugins.export.rows import OnReplaced
     from game_events.plugins.export.run import export_rows, replay_failed_calls

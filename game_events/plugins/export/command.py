@@ -1,7 +1,6 @@
 """`game-events export`: rows sent to an HTTP receiver, failed calls, status, and how many tasks a rate needs."""
 
 import math
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -63,7 +62,7 @@ def status(as_json: Json = False) -> None:
 
 
 @app.command("size")
-def size_command(
+def size(
     rows_per_s: Annotated[float, typer.Option(min=0.001, help="Rows a second that shall arrive.")],
     latency_ms: Annotated[float, typer.Option(min=0.001, help="How long the receiver takes for a call.")],
     rows_per_call: Annotated[int, typer.Option(min=1, help="Rows of one call.")] = 100,
@@ -72,50 +71,32 @@ def size_command(
 ) -> None:
     """How many tasks and cores a rate needs, and why."""
     output = Output(as_json=as_json)
-    needs = size(rows_per_s, latency_ms, rows_per_call, calls_per_task)
-    output.say(f"{rows_per_s:,g} rows/s / {rows_per_call:,} rows per call = {needs.calls_per_s:,.1f} calls/s")
+    calls_per_s = rows_per_s / rows_per_call
+    # Little's law. Waiting needs no core: cores follow from the measured processor time of a call and a row (docs/export.md).
+    at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
+    tasks = math.ceil(at_once / calls_per_task)
+    cores = max(1, math.ceil((calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE) / BUSY))
+    output.say(f"{rows_per_s:,g} rows/s / {rows_per_call:,} rows per call = {calls_per_s:,.1f} calls/s")
     output.say(
-        f"{needs.calls_per_s:,.1f} calls/s x {latency_ms:g} ms each = {needs.calls_at_once:,} calls under way at the same time "
-        "(Little's law)"
+        f"{calls_per_s:,.1f} calls/s x {latency_ms:g} ms each = {at_once:,} calls under way at the same time (Little's law)"
     )
     output.say(
-        f"{needs.calls_at_once:,} / {calls_per_task} calls per task = {needs.tasks:,} tasks: each takes a slot of Spark "
-        f"(GAME_EVENTS_REST_TASKS={needs.tasks}, GAME_EVENTS_REST_CALLS_PER_TASK={calls_per_task}; one machine: "
-        f"GAME_EVENTS_SPARK_MASTER='local[{needs.tasks}]'). One call at a time would take {needs.one_by_one:,}"
+        f"{at_once:,} / {calls_per_task} calls per task = {tasks:,} tasks: each takes a slot of Spark "
+        f"(GAME_EVENTS_REST_TASKS={tasks}, GAME_EVENTS_REST_CALLS_PER_TASK={calls_per_task}; one machine: "
+        f"GAME_EVENTS_SPARK_MASTER='local[{tasks}]'). One call at a time would take {at_once:,}"
     )
     output.say(
         f"they wait most of the time: at {CALLS_PER_CORE:,} calls and {ROWS_PER_CORE:,} rows a second for each "
-        f"core, {BUSY:.0%} busy, {needs.cores:,} core{'s' if needs.cores > 1 else ''} will do"
+        f"core, {BUSY:.0%} busy, {cores:,} core{'s' if cores > 1 else ''} will do"
     )
-    output.result(asdict(needs))
-
-
-@dataclass(frozen=True)
-class Size:
-    """Needs of an export of `rows_per_s`; `one_by_one`: Spark tasks that would be needed with one call at a time in each."""
-
-    rows_per_s: float
-    latency_ms: float
-    rows_per_call: int
-    calls_per_task: int
-    calls_per_s: float
-    calls_at_once: int
-    tasks: int
-    cores: int
-    one_by_one: int
-
-
-def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_task: int) -> Size:
-    """Tasks and cores for a rate.
-
-    Concurrent calls = calls per second x seconds per call (Little's law). Waiting needs no core: cores follow from the measured
-    processor time of a call and a row (docs/export.md).
-    """
-    calls_per_s = rows_per_s / rows_per_call
-    at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
-    cores = max(1, math.ceil((calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE) / BUSY))
-    tasks = math.ceil(at_once / calls_per_task)
-    return Size(rows_per_s, latency_ms, rows_per_call, calls_per_task, calls_per_s, at_once, tasks, cores, at_once)
+    given = {
+        "rows_per_s": rows_per_s,
+        "latency_ms": latency_ms,
+        "rows_per_call": rows_per_call,
+        "calls_per_task": calls_per_task,
+    }
+    needs = {"calls_per_s": calls_per_s, "calls_at_once": at_once, "tasks": tasks, "cores": cores, "one_by_one": at_once}
+    output.result({**given, **needs})
 
 
 def _export(output: Output, config: dict[str, Any], place: str | None = None) -> None:

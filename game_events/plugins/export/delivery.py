@@ -20,8 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -86,7 +85,7 @@ class ExportTarget:
             retry_delay_s=export.rest_retry_delay_s,
             limits=limits,
             # The content, as workers may be on other machines.
-            ca=_authorities(settings.tls_ca_file),
+            ca=settings.tls_ca_file.read_text("utf-8", "replace") if settings.tls_ca_file is not None else None,
         )
 
     @property
@@ -95,22 +94,12 @@ class ExportTarget:
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
-    def at(self, path: str) -> str:
-        """Another path at the same address."""
-        parts = urlsplit(self.url)
-        return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else self.url
-
-    def trust(self) -> ssl.SSLContext | bool:
-        """Trust in the receiver's certificate, which is always verified."""
-        return True if self.ca is None else ssl.create_default_context(cadata=self.ca)
-
     def masked(self, text: str) -> str:
         """A text without secrets."""
         return mask_all(text, self.secrets)
 
 
 def _credentials(settings: ExportSettings) -> tuple[dict[str, str], list[str]]:
-    """Headers of the configured authentication, and its secrets."""
     token = value_of(settings.rest_bearer_token)
     password = value_of(settings.rest_password)
     key = value_of(settings.rest_api_key)
@@ -126,30 +115,18 @@ def _credentials(settings: ExportSettings) -> tuple[dict[str, str], list[str]]:
         return {"Authorization": f"Bearer {_header_value(chosen[0], token)}"}, [token]
     if key is not None:
         return {settings.rest_api_key_header: _header_value(chosen[0], key)}, [key]
-    return _basic(settings.rest_user, password) if chosen else ({}, [])
+    if not chosen:
+        return {}, []
+    if settings.rest_user is None or password is None:
+        raise ConfigurationError("set both GAME_EVENTS_REST_USER and GAME_EVENTS_REST_PASSWORD, or neither")
+    pair = base64.b64encode(f"{settings.rest_user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {pair}"}, [password, pair]
 
 
 def _header_value(setting: str, value: str) -> str:
     if not value.isprintable():
         raise ConfigurationError(f"{setting} has a line break or another character that no header may have")
     return value
-
-
-def _basic(user: str | None, password: str | None) -> tuple[dict[str, str], list[str]]:
-    """Header of basic authentication, and its secrets."""
-    if user is None or password is None:
-        raise ConfigurationError("set both GAME_EVENTS_REST_USER and GAME_EVENTS_REST_PASSWORD, or neither")
-    pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return {"Authorization": f"Basic {pair}"}, [password, pair]
-
-
-def _authorities(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"GAME_EVENTS_TLS_CA_FILE: {file} cannot be read ({type(error).__name__})") from None
 
 
 #: Seconds within which a granted call reaches the receiver.
@@ -178,12 +155,10 @@ class RateWindow:
 
     windows: tuple[tuple[int, float], ...] = ()
     grace_s: float = GRACE_S
-    _open: dict[int, float] = field(default_factory=dict)  # call -> time of its grant
     _arrivals: list[float] = field(default_factory=list)  # latest possible ones, in order
     # (number, seconds) of answers that are quicker than each one after them: the first is the quickest.
     _quickest: deque[tuple[int, float]] = field(default_factory=deque)
     _answers: int = 0
-    _calls: int = 0
     _not_before: float = 0.0
 
     def resume(self, ages: Iterable[float], now: float) -> None:
@@ -198,28 +173,25 @@ class RateWindow:
         """For `resume`; negative: a call may be on its way."""
         return [now - arrival for arrival in self._arrivals]
 
-    def acquire(self, now: float) -> int | None:
-        """Grant a call and return its number, or None if it has to wait."""
+    def acquire(self, now: float) -> bool:
+        """Grant a call, unless it has to wait."""
         if not self.windows:
-            return 0
+            return True
         if self.wait_s(now) > 0:
-            return None
-        self._calls += 1
-        self._open[self._calls] = now
+            return False
         insort(self._arrivals, now + self.grace_s)
         # Evenly: after calls in a bunch, a small error about their arrival would grant a whole bunch too many.
         self._not_before = now + max((seconds + SLACK_S) / calls for calls, seconds in self.windows)
-        return self._calls
+        return True
 
-    def release(self, number: int, now: float) -> None:
-        """Note that a call has ended; one that was not made counts too."""
-        began = self._open.pop(number, None)
-        if began is None or began + self.grace_s <= now:
+    def release(self, granted: float, now: float) -> None:
+        """Note that the call that was granted then has ended; one that was not made counts too."""
+        if not self.windows or granted + self.grace_s <= now:
             return  # counts with its grace
-        quickest = self._quickest_with(now - began)
+        quickest = self._quickest_with(now - granted)
         reliable = RELIED_ON * quickest - SLACK_S if self._answers >= KNOWN else 0.0
-        del self._arrivals[bisect_left(self._arrivals, began + self.grace_s)]
-        insort(self._arrivals, min(max(began, now - reliable), began + self.grace_s))
+        del self._arrivals[bisect_left(self._arrivals, granted + self.grace_s)]
+        insort(self._arrivals, min(max(granted, now - reliable), granted + self.grace_s))
 
     def _quickest_with(self, latency: float) -> float:
         """The quickest of the newest answers, with one more."""
@@ -288,34 +260,13 @@ class ChunkOutcome:
     for_good: bool = False
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Answer to one call.
-
-    Attributes:
-        status: None: there was none.
-        kind: the status, or the kind of failure.
-        excerpt: beginning of the body of a failure.
-        retry_after: seconds to wait, if the receiver said so.
-    """
+class _Answer(NamedTuple):
+    """Answer to one call: status (None: there was none), that or the kind of failure, beginning of the body, `Retry-After`."""
 
     status: int | None
     kind: str
     excerpt: str = ""
     retry_after: float | None = None
-
-    @property
-    def taken(self) -> bool:
-        return self.status is not None and 200 <= self.status < 300
-
-    @property
-    def refused(self) -> bool:
-        """Whether another attempt would be refused, too."""
-        return self.status is not None and self.status < 500 and self.status not in LATER
-
-    @property
-    def said(self) -> str:
-        return self.kind if self.status is None else f"HTTP {self.status}"
 
 
 @dataclass
@@ -341,22 +292,22 @@ class Calls:
         for attempt in itertools.count(1):
             answer = await self._call(key, body)
             self.answers[answer.kind] += 1
-            if answer.taken:
+            if answer.status is not None and 200 <= answer.status < 300:
                 return ChunkOutcome(True, answer.status, "", "", attempt)
             excerpt = self.target.masked(answer.excerpt)[:EXCERPT_CHARS]
-            if answer.refused:
-                return ChunkOutcome(False, answer.status, f"refused: {answer.said}", excerpt, attempt, for_good=True)
+            said = answer.kind if answer.status is None else f"HTTP {answer.status}"
+            if answer.status is not None and answer.status < 500 and answer.status not in LATER:
+                return ChunkOutcome(False, answer.status, f"refused: {said}", excerpt, attempt, for_good=True)
             if answer.retry_after is not None:
                 self._not_before = max(self._not_before, time.monotonic() + min(answer.retry_after, MAX_RETRY_AFTER_S))
             if attempt == self.target.attempts:
                 break
             longest = min(self.target.retry_delay_s * 2 ** (attempt - 1), MAX_PAUSE_S)
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret about a pause
-        return ChunkOutcome(False, answer.status, f"not taken in {attempt} attempts, the last: {answer.said}", excerpt, attempt)
+        return ChunkOutcome(False, answer.status, f"not taken in {attempt} attempts, the last: {said}", excerpt, attempt)
 
     async def _call(self, key: str, body: bytes) -> _Answer:
-        """Make one call, when it may be made."""
-        number = await self._permit()
+        granted = await self._permit()
         began = time.monotonic()
         try:
             async with self.session.post(
@@ -374,35 +325,36 @@ class Calls:
         except aiohttp.ClientError as error:
             return _Answer(None, failure_of(error))
         finally:
-            self._release(number)
+            self._release(granted)
 
-    async def _permit(self) -> int:
-        """Wait until a call may be made, by every `Retry-After` and the rate limit; returns its number."""
+    async def _permit(self) -> float:
+        """Wait until a call may be made, by every `Retry-After` and the rate limit; returns the time of its grant."""
         while True:
             while (pause := self._not_before - time.monotonic()) > 0:
                 await asyncio.sleep(pause + random.uniform(0, 0.05))  # noqa: S311 - not all at the same moment
             async with self._turn:  # the first that came is the next
-                number = await self._acquire()
+                granted = await self._acquire()
             if self._not_before <= time.monotonic():
-                return number
-            self._release(number)  # a `Retry-After` has come meanwhile
+                return granted
+            self._release(granted)  # a `Retry-After` has come meanwhile
 
-    async def _acquire(self) -> int:
-        while (number := self.window.acquire(time.monotonic())) is None:
+    async def _acquire(self) -> float:
+        while not self.window.acquire(now := time.monotonic()):
             self._released.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._released.wait(), self.window.wait_s(time.monotonic()))
-        return number
+        return now
 
-    def _release(self, number: int) -> None:
-        self.window.release(number, time.monotonic())
+    def _release(self, granted: float) -> None:
+        self.window.release(granted, time.monotonic())
         self._released.set()
 
 
 def client(target: ExportTarget, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - aiohttp's own
-    """A client for a target. Answers are not decompressed, as that could fill the memory."""
+    """A client for a target, whose certificate it verifies. Answers are not decompressed, as that could fill the memory."""
+    trust = True if target.ca is None else ssl.create_default_context(cadata=target.ca)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=target.trust(), **options),
+        connector=aiohttp.TCPConnector(ssl=trust, **options),
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
         headers=target.headers | {"Accept-Encoding": "identity"},
         auto_decompress=False,
@@ -454,10 +406,12 @@ def preflight(settings: Settings, target: ExportTarget) -> None:
         ConfigurationError: the certificate is not trusted, or the credentials or the address are refused.
         TransientError: the receiver does not answer, or is busy.
     """
-    if not ExportSettings.of(settings).rest_preflight:
-        return
     method, _, path = ExportSettings.of(settings).rest_preflight.partition(" ")
-    status = _preflight_status(target, method, target.at(path))
+    if not method:
+        return
+    parts = urlsplit(target.url)
+    url = urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else target.url
+    status = _preflight_status(target, method, url)
     if status < 300 or status in NO_SUCH_METHOD:
         return
     said = f"{target.shown} answered {method} with HTTP {status}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringT
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_line
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, incarnation, silver_app, txn
-from game_events.lakehouse.data.reading import files_with, read_arrow
+from game_events.lakehouse.data.reading import FileSelection, files_with, read_arrow, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_path, spark_schema
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game, is_person, paths
@@ -67,15 +67,6 @@ class OnReplaced:
         return self.usual if replaced else "new"
 
 
-class SilverFile(NamedTuple):
-    """A file of silver; `lowest`, `highest`: batches of its rows, if they are known."""
-
-    uri: str
-    lowest: int | None
-    highest: int | None
-    rows: int
-
-
 @dataclass(frozen=True)
 class Step:
     """New rows of one game; `gold`: None unless gold is exported.
@@ -94,21 +85,11 @@ class Step:
     gold: DeltaTable | None
     above: int
     upto: int
-    files: tuple[SilverFile, ...]
+    files: FileSelection
     origin: ChunkOrigin
     apps: Mapping[str, str]
     expected: Mapping[str, int | None]
     resent: int
-
-    @property
-    def rows(self) -> int:
-        """Approximate number of silver rows to read."""
-        return sum(file.rows for file in self.files)
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether there may be rows to read."""
-        return bool(self.files) or self.gold is not None
 
     @property
     def advance(self) -> dict[str, int]:
@@ -118,8 +99,9 @@ class Step:
     def limited(self, batch: int) -> Self:
         """The step up to a batch."""
         upto = min(self.upto, max(batch, self.above))
-        files = tuple(file for file in self.files if (file.lowest or 0) <= upto)
-        return replace(self, upto=upto, files=files, origin=replace(self.origin, batch_to=upto))
+        data = tuple(file for file in self.files.data if (file.lowest_batch or 0) <= upto)
+        origin = replace(self.origin, batch_to=upto)
+        return replace(self, upto=upto, files=replace(self.files, data=data), origin=origin)
 
 
 def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: OnReplaced) -> tuple[list[Step], dict[str, str]]:
@@ -143,58 +125,32 @@ def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: On
 def _find_step(
     pipeline: Pipeline, identity: BronzeIdentity, planned: DeltaTable | None, on_replaced: OnReplaced, game: str
 ) -> Step | None:
-    """New rows of one game, or None if there are none; DataError if they are held back."""
-    source = _source(pipeline, identity, game)
-    if source is None:
-        return None
-    parts = {"content": source.content, "bronze": identity.key, "any": "", "resent": "resent"}
-    apps = {name: source.kind.of(game, part) for name, part in parts.items()}
-    held = {name: txn(planned, app) for name, app in apps.items()}
-    upto = source.upto
-    above, resent = _start(game, source.name, upto, held, on_replaced)
-    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
-        return None
-    origin = ChunkOrigin(source.name, game, f"{source.content}:{resent}", above, upto)
-    expected = {app: held[name] for name, app in apps.items()}
-    files = _files(source.silver, above)
-    return Step(game, source.silver, source.gold, above, upto, files, origin, apps, expected, resent)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A game's table that is exported.
-
-    Attributes:
-        kind: `txn` of planned calls about it.
-        content: name of its incarnation.
-        upto: last bronze batch in it.
-        silver, gold: the game's tables; gold only if it is exported.
-    """
-
-    kind: Txn
-    name: str
-    content: str
-    upto: int
-    silver: DeltaTable
-    gold: DeltaTable | None = None
-
-
-def _source(pipeline: Pipeline, identity: BronzeIdentity, game: str) -> _Source | None:
-    """The table that is exported; None: its rows are not of this bronze, or not of this silver, yet."""
+    """New rows of one game; None: there are none, or none of this bronze and this silver yet. DataError: they are held back."""
     table = pipeline.lakehouse.silver(game)
     silver = pipeline.tables.peek(table)
     upto = identity.taken(silver)
     if silver is None or upto is None:
         return None
     content = f"{silver.metadata().id}:{incarnation(silver)}"
-    if ExportSettings.of(pipeline.settings).rest_source == "silver":
-        return _Source(Txn.SILVER, table.name, content, upto, silver)
-    table = pipeline.lakehouse.gold(game)
-    gold = pipeline.tables.peek(table)
-    upto = txn(gold, silver_app(silver))
-    if gold is None or upto is None:
+    kind = Txn.SILVER
+    gold: DeltaTable | None = None
+    if ExportSettings.of(pipeline.settings).rest_source == "gold":
+        table = pipeline.lakehouse.gold(game)
+        gold = pipeline.tables.peek(table)
+        upto = txn(gold, silver_app(silver))
+        if gold is None or upto is None:
+            return None
+        content = f"{gold.metadata().id}:{content}"
+        kind = Txn.GOLD
+    parts = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
+    apps = {name: kind.of(game, part) for name, part in parts.items()}
+    held = {name: txn(planned, app) for name, app in apps.items()}
+    above, resent = _start(game, table.name, upto, held, on_replaced)
+    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
         return None
-    return _Source(Txn.GOLD, table.name, f"{gold.metadata().id}:{content}", upto, silver, gold)
+    origin = ChunkOrigin(table.name, game, f"{content}:{resent}", above, upto)
+    expected = {app: held[name] for name, app in apps.items()}
+    return Step(game, silver, gold, above, upto, selection(silver, above), origin, apps, expected, resent)
 
 
 def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
@@ -213,36 +169,15 @@ def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_
     return starts[way], resent + (way == "resend")
 
 
-def _files(silver: DeltaTable, above: int) -> tuple[SilverFile, ...]:
-    """Files that may have rows above a batch."""
-    root = silver.table_uri.rstrip("/")
-    actions = add_actions(silver)
-    names = {"path", "num_records", "min._batch", "max._batch"} & set(actions.column_names)
-    files = (
-        SilverFile(f"{root}/{row['path']}", row.get("min._batch"), row.get("max._batch"), row["num_records"] or 0)
-        for row in actions.select(sorted(names)).to_pylist()
-    )
-    return tuple(file for file in files if file.highest is None or file.highest > above)
-
-
 def _bounded(steps: list[Step]) -> list[Step]:
     """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
-    if sum(step.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
+    if sum(step.files.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
         return steps
-    limit = _last_batch(steps)
-    bounded = []
-    for step in steps:
-        limited = step.limited(limit)
-        if limited.upto > limited.above or step.upto == step.above:
-            bounded.append(limited)
-    return bounded
-
-
-def _last_batch(steps: list[Step]) -> int:
-    """The batch up to which there are about `SLICE_ROWS`."""
-    known = sorted((file.highest or step.upto, file.rows) for step in steps for file in step.files)
+    known = sorted((file.highest_batch or step.upto, file.rows or 0) for step in steps for file in step.files.data)
     fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
-    return known[max(fitting, 1) - 1][0]
+    limit = known[max(fitting, 1) - 1][0]
+    limited = [(step.limited(limit), step) for step in steps]
+    return [new for new, step in limited if new.upto > new.above or step.upto == step.above]
 
 
 #: Rows up to which one task cuts all of them, without a shuffle.
@@ -273,7 +208,7 @@ def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     read = _of_gold if steps[0].gold is not None else _of_silver
     groups = _same_columns(steps, lambda step: step.gold or step.silver)
     rows = reduce(DataFrame.unionByName, (read(pipeline, group) for group in groups))
-    count = sum(step.rows for step in steps)
+    count = sum(step.files.rows for step in steps)
     # A game's rows go to one task: a chunk holds neighbours.
     rows = rows.coalesce(1) if count <= SMALL_ROWS else rows.repartition(min(len(steps), 1 + count // SMALL_ROWS), "_group")
     return rows.sortWithinPartitions(*ORDER)
@@ -292,8 +227,7 @@ def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], 
 
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
-    """Rows of silver of each step's batches."""
-    uris = [file.uri for step in steps for file in step.files]
+    uris = [uri for step in steps for uri in step.files.files]
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
     entity = F.col(quoted(pipeline.settings.entity_column))
     limits = pa.table(
@@ -348,7 +282,6 @@ def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) ->
 
 
 def _as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
-    """Columns of a row as a JSON object."""
     types = {field.name: field.dataType for field in rows.schema.fields}
     parts = []
     for name in columns:
@@ -384,7 +317,11 @@ def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, plan
         DataError: the Delta table's files were rewritten since.
     """
     here = {f"{place.uri}/{path}" for path in (paths(delta) if delta is not None else _listed(place))}
-    known = _exported(tables, planned, place.uri)
+    sources: set[str] = set()
+    for table, handle in ((tables.deliveries, tables.deliveries.open()), (tables.planned, planned)):
+        if handle is not None:
+            sources.update(pc.unique(read_arrow(table, handle, ["source"]).column("source").drop_null()).to_pylist())
+    known = {source for source in sources if source.startswith(f"{place.uri}/")}
     gone = known - here
     if delta is not None and gone:
         raise DataError(
@@ -404,15 +341,6 @@ def _listed(place: Table) -> list[str]:
     # Names with such a prefix are no data, by Spark's rule.
     hidden = re.compile(r"(^|/)[_.]")
     return [name for name in files if name.endswith(".parquet") and not hidden.search(name)]
-
-
-def _exported(tables: ExportTables, planned: DeltaTable | None, uri: str) -> set[str]:
-    """Files below an address that have chunks."""
-    names: set[str] = set()
-    for table, handle in ((tables.deliveries, tables.deliveries.open()), (tables.planned, planned)):
-        if handle is not None:
-            names.update(pc.unique(read_arrow(table, handle, ["source"]).column("source").drop_null()).to_pylist())
-    return {name for name in names if name.startswith(f"{uri}/")}
 
 
 def file_rows(pipeline: Pipeline, place: Table, delta: DeltaTable | None, files: Sequence[str]) -> DataFrame:

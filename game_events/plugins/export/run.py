@@ -10,7 +10,6 @@ newest entry of its key in the delivery log is not "delivered", and it is not pl
 """
 
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.export.delivery import ExportTarget, preflight
-from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
+from game_events.plugins.export.rows import OnReplaced, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import (
     DELIVERED,
@@ -46,8 +45,9 @@ from game_events.plugins.export.tables import (
     failed_calls_schema,
     planned_schema,
 )
-from game_events.plugins.export.worker import DELIVERY_LOG, CutChunks, SendChunks, TaskAccount
+from game_events.plugins.export.worker import DELIVERY_LOG, Cut, CutChunks, SendChunks, SentCounts, TaskAccount
 from game_events.workers.job import task_numbers
+from game_events.workers.results import merged_values
 
 #: Attempts to commit beside concurrent writers.
 ATTEMPTS = 5
@@ -59,15 +59,12 @@ KEYS = {"failed_rows": "dead_rows", "failed_calls": "dead_chunks"}
 
 
 @dataclass
-class Export(PluginResult):
+class Export(SentCounts, PluginResult):
     """Result of one run of the export over HTTP.
 
     Attributes:
         planned_rows, planned_chunks: planned by this run.
-        delivered_rows, delivered_chunks: accepted by the receiver.
-        failed_rows, failed_calls: refused, or accepted in none of their attempts.
         waiting_chunks: left for the next run.
-        calls: attempts; `answers`: status, or kind of failure -> attempts.
         held: game -> why nothing of it was planned.
         tasks, at_once: Spark tasks that sent, and the most of them that ran at the same time.
         seconds: of sending alone.
@@ -78,30 +75,17 @@ class Export(PluginResult):
 
     planned_rows: int = 0
     planned_chunks: int = 0
-    delivered_rows: int = 0
-    delivered_chunks: int = 0
-    failed_rows: int = 0
-    failed_calls: int = 0
     waiting_chunks: int = 0
-    calls: int = 0
-    answers: Counter[str] = field(default_factory=Counter)
     held: dict[str, str] = field(default_factory=dict)
     tasks: int = 0
     at_once: int = 0
     seconds: float = 0.0
     latency_s: tuple[float, float] | None = None
-    _latencies: list[float] = field(default_factory=list, repr=False)
 
     def add(self, tasks: Sequence[TaskAccount]) -> None:
         """Add the tasks of one micro-batch."""
         for task in tasks:
-            self.delivered_rows += task.delivered
-            self.delivered_chunks += task.delivered_calls
-            self.failed_rows += task.failed
-            self.failed_calls += task.failed_calls
-            self.calls += task.calls
-            self.answers.update(task.answers)
-            self._latencies += task.latencies
+            vars(self).update(merged_values(self, task))
         begins = [(task.began, 1) for task in tasks]
         moments = sorted(begins + [(task.ended, -1) for task in tasks])
         running = 0
@@ -109,13 +93,13 @@ class Export(PluginResult):
             running += change
             self.at_once = max(self.at_once, running)
         self.tasks = max(self.tasks, len(tasks))
-        if len(self._latencies) > 1:
-            cuts = quantiles(self._latencies, n=20)
+        if len(self.latencies) > 1:
+            cuts = quantiles(self.latencies, n=20)
             self.latency_s = (cuts[9], cuts[18])
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        hidden = ("at_once", "latency_s", "_latencies")
+        hidden = ("at_once", "latency_s", "latencies")
         values = {KEYS.get(name, name): value for name, value in vars(self).items() if name not in hidden}
         return values | {
             "answers": dict(sorted(self.answers.items())),
@@ -138,62 +122,189 @@ class Export(PluginResult):
             yield {"kind": "exported", "layer": "export", "status": status, "detail": self.to_dict()} | counts
 
 
-@retry_on_conflict(ATTEMPTS)
-def plan_slice(pipeline: Pipeline, tables: ExportTables, report: RunReport, account: Export, on_replaced: OnReplaced) -> bool:
-    """Fix the new rows of silver or gold in chunks; returns whether there were any.
+def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
+    """Send waiting chunks and all new rows; the report gets the result (`export`) during the run.
+
+    `on_replaced`: how tables with replaced rows are exported, None: as set; `files`: a folder of Parquet files, or a Delta
+    table, instead of silver or gold.
 
     Raises:
-        ConflictError: concurrent writers won every attempt; nothing was sent.
+        ConfigurationError: the export is off, or the receiver refuses the credentials.
+        TransientError: the receiver does not answer, or accepts nothing: the remaining chunks wait for the next run.
+        ConflictError: another run has taken over.
     """
-    planned = tables.planned.open()
-    # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
-    granted = Txn.GRANTED.of(pipeline.run_id)
-    if txn(planned, granted) is not None:
-        on_replaced = OnReplaced(on_replaced.usual)
-    steps, held = find_changes(pipeline, planned, on_replaced)
-    _report_held(pipeline, report, account, held)
-    if not steps:
-        return False
-    pipeline.on_progress(f"export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
-    origins = {step.game: step.origin for step in steps}
-    expected: dict[str, int | None] = {}
-    advance: dict[str, int] = {}
-    for step in steps:
-        expected |= step.expected
-        advance |= step.advance
-    if (on_replaced.resend | on_replaced.go_on) & origins.keys():
-        advance[granted] = 1
-    files: list[StagedFile] = []
-    if any(step.has_rows for step in steps):
-        files = _staged(pipeline, tables, planned, new_rows(pipeline, steps), origins)
-    if _erased_since(pipeline, steps):
-        # Erased rows may be among these.
-        discard(tables.planned, files)
-        raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
-    _commit(tables, planned, files, expected, advance, account)
-    return True
+    on_replaced = on_replaced or OnReplaced(ExportSettings.of(pipeline.settings).rest_on_replaced)
+    exporter = Exporter(pipeline, report)
+    exporter.send_all()
+    while exporter.plan_files(files) if files else exporter.plan_slice(on_replaced):
+        exporter.send_all()
 
 
-def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder: str) -> bool:
-    """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.
+#: Errors that stop a task, the most urgent first.
+_ERRORS: dict[str, type[GameEventsError]] = {
+    error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
+}
 
-    Raises:
-        ConfigurationError: there is no such folder, or its files cannot be read together.
-        DataError: the files of a Delta table were rewritten.
-        ConflictError: another run planned at the same time.
-    """
-    planned = tables.planned.open()
-    place = folder_table(pipeline, folder)
-    # One version, also of a table that is compacted meanwhile.
-    delta = place.open_to_read()
-    files = new_files(tables, place, delta, planned)
-    if not files:
-        return False
-    origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
-    chunks = _staged(pipeline, tables, planned, file_rows(pipeline, place, delta, files), origins)
-    if chunks:
-        _commit(tables, planned, chunks, {}, {}, account)
-    return bool(chunks)
+
+class Exporter:
+    """One run of the export."""
+
+    def __init__(self, pipeline: Pipeline, report: RunReport) -> None:
+        """ConfigurationError: the export is off."""
+        self._pipeline = pipeline
+        self._report = report
+        self._settings = ExportSettings.of(pipeline.settings)
+        self._target = ExportTarget.of(pipeline.settings)
+        self._tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
+        self.account = report.part(Export) or Export()
+        report.add(RunResult(parts={self.account.key: self.account}))
+        self._run: int | None = None
+        # With a rate limit: this run's calls that still count, by this process's clock; none arrived later.
+        self._counted: list[float] = []
+
+    @retry_on_conflict(ATTEMPTS)
+    def plan_slice(self, on_replaced: OnReplaced) -> bool:
+        """Fix the new rows of silver or gold in chunks; returns whether there were any.
+
+        Raises:
+            ConflictError: concurrent writers won every attempt; nothing was sent.
+        """
+        pipeline = self._pipeline
+        planned = self._tables.planned.open()
+        # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
+        granted = Txn.GRANTED.of(pipeline.run_id)
+        if txn(planned, granted) is not None:
+            on_replaced = OnReplaced(on_replaced.usual)
+        steps, held = find_changes(pipeline, planned, on_replaced)
+        self._report_held(held)
+        if not steps:
+            return False
+        pipeline.on_progress(f"export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
+        origins = {step.game: step.origin for step in steps}
+        expected: dict[str, int | None] = {}
+        advance: dict[str, int] = {}
+        for step in steps:
+            expected |= step.expected
+            advance |= step.advance
+        if (on_replaced.resend | on_replaced.go_on) & origins.keys():
+            advance[granted] = 1
+        cut = Cut([], 0)
+        if any(step.files.data or step.gold is not None for step in steps):
+            cut = self._cut(planned, new_rows(pipeline, steps), origins)
+        now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
+        if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
+            # Erased rows may be among these.
+            discard(self._tables.planned, cut.files)
+            raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
+        self._commit(planned, cut, expected, advance)
+        return True
+
+    def plan_files(self, folder: str) -> bool:
+        """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.
+
+        Raises:
+            ConfigurationError: there is no such folder, or its files cannot be read together.
+            DataError: the files of a Delta table were rewritten.
+            ConflictError: another run planned at the same time.
+        """
+        planned = self._tables.planned.open()
+        place = folder_table(self._pipeline, folder)
+        # One version, also of a table that is compacted meanwhile.
+        delta = place.open_to_read()
+        files = new_files(self._tables, place, delta, planned)
+        if not files:
+            return False
+        origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
+        cut = self._cut(planned, file_rows(self._pipeline, place, delta, files), origins)
+        if cut.files:
+            self._commit(planned, cut, {}, {})
+        return bool(cut.files)
+
+    def _report_held(self, held: Mapping[str, str]) -> None:
+        """Report each game that is not exported as a failure of the run, once."""
+        lakehouse = self._pipeline.lakehouse
+        of_game = lakehouse.gold if self._settings.rest_source == "gold" else lakehouse.silver
+        for game, why in held.items():
+            if game not in self.account.held:
+                self.account.held[game] = why
+                self._report.add_failed("export", of_game(game), why, game)
+
+    def _cut(self, planned: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]) -> Cut:
+        tables = self._tables
+        limits = (self._settings.rest_rows_per_call, self._settings.rest_bytes_per_call)
+        tasks = CutChunks(tables.planned, tables.person, next_slice(tables, planned), *limits, origins).collect(rows)
+        failpoints.reach("export_staged")
+        return Cut([file for task in tasks for file in task.files], sum(task.chunks for task in tasks))
+
+    def _commit(
+        self, planned: DeltaTable | None, cut: Cut, expected: Mapping[str, int | None], advance: Mapping[str, int]
+    ) -> None:
+        commit_slice(self._tables, planned, cut.files, expected, advance)
+        failpoints.reach("export_planned")
+        self.account.planned_rows += sum(file.rows for file in cut.files)
+        self.account.planned_chunks += cut.chunks
+
+    def send_all(self) -> None:
+        """Send every waiting chunk, then empty the table of planned calls."""
+        tables = self._tables
+        while True:
+            planned = tables.planned.open()
+            waiting = tables.waiting(planned, tables.deliveries.open())
+            self.account.waiting_chunks = waiting.num_rows
+            if not waiting.num_rows:
+                break
+            if self._run is None:
+                preflight(self._pipeline.settings, self._target)
+                self._run = _take_over(tables, self._pipeline.run_id)
+            number = waiting.column("slice")[0].as_py()
+            self._send(self._run, number, waiting.filter(pc.equal(waiting.column("slice"), number)))
+        if planned is not None and paths(planned):
+            failpoints.reach("export_settled")
+            _clear(tables)
+
+    def _send(self, run: int, number: int, chunks: pa.Table) -> None:
+        """Send a slice's chunks by one Spark job; with a rate limit by one task."""
+        pipeline = self._pipeline
+        # As it is now: somebody may have been erased since.
+        planned = self._tables.planned.open()
+        if planned is None:
+            return
+        most = 1 if self._target.limits else self._settings.rest_tasks
+        tasks = min(most, chunks.num_rows)
+        pipeline.on_progress(f"export: {chunks.num_rows:,} calls to {self._target.shown}")
+        began = time.monotonic()
+        job = SendChunks(
+            self._tables,
+            self._target,
+            paths(planned),
+            number,
+            chunks.column("chunk").to_numpy().astype(np.int64),
+            chunks.column("rows").to_numpy().astype(np.int64),
+            tasks,
+            run,
+            pipeline.run_id,
+            [began - moment for moment in self._counted],
+        )
+        sent = job.collect(task_numbers(pipeline.spark, tasks))
+        done = [account for task in sent for account in task.accounts]
+        ended = time.monotonic()
+        self._counted = [ended - age for account in done for age in account.counted]
+        job.note([file for task in sent for file in task.files])
+        self.account.seconds += time.monotonic() - began
+        self.account.add(done)
+        self._raise_if_stopped(done)
+
+    def _raise_if_stopped(self, done: Sequence[TaskAccount]) -> None:
+        stopped = [task for task in done if task.stopped is not None]
+        if not stopped:
+            return
+        tables = self._tables
+        waiting = tables.waiting(tables.planned.open(), tables.deliveries.open()).num_rows
+        self.account.waiting_chunks = waiting
+        urgency = [*_ERRORS, *(task.kind for task in stopped)]
+        task = min(stopped, key=lambda task: urgency.index(task.kind))
+        error = _ERRORS.get(task.kind, DataError)
+        raise error(f"{self._target.shown}: {task.stopped}. {waiting:,} calls wait for the next run")
 
 
 def commit_slice(
@@ -230,160 +341,6 @@ def next_slice(tables: ExportTables, planned: DeltaTable | None) -> int:
         return counter(planned, Txn.COMMITS) + 1
     settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
     return int(pc.max(settled.column("slice")).as_py() or 0) + 1
-
-
-def _staged(
-    pipeline: Pipeline, tables: ExportTables, planned: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
-) -> list[StagedFile]:
-    settings = ExportSettings.of(pipeline.settings)
-    cut = CutChunks(
-        tables.planned,
-        tables.person,
-        next_slice(tables, planned),
-        settings.rest_rows_per_call,
-        settings.rest_bytes_per_call,
-        origins,
-    )
-    files = [file for task in cut.collect(rows) for file in task.files]
-    failpoints.reach("export_staged")
-    return files
-
-
-def _commit(
-    tables: ExportTables,
-    planned: DeltaTable | None,
-    files: Sequence[StagedFile],
-    expected: Mapping[str, int | None],
-    advance: Mapping[str, int],
-    account: Export,
-) -> None:
-    commit_slice(tables, planned, files, expected, advance)
-    failpoints.reach("export_planned")
-    account.planned_rows += sum(file.rows for file in files)
-    now = tables.planned.open()
-    if now is not None:
-        chunks = read_arrow(tables.planned, now, ["chunk"], [file.path for file in files])
-        account.planned_chunks += pc.count_distinct(chunks.column("chunk")).as_py()
-
-
-def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
-    now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
-    return any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now)
-
-
-def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
-    """Report each game that is not exported as a failure of the run, once."""
-    is_gold = ExportSettings.of(pipeline.settings).rest_source == "gold"
-    of_game = pipeline.lakehouse.gold if is_gold else pipeline.lakehouse.silver
-    for game, why in held.items():
-        if game not in account.held:
-            account.held[game] = why
-            report.add_failed("export", of_game(game), why, game)
-
-
-#: Errors that stop a task, the most urgent first.
-_ERRORS: dict[str, type[GameEventsError]] = {
-    error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
-}
-
-
-def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
-    """Send waiting chunks and all new rows; the report gets the result (`export`) during the run.
-
-    `on_replaced`: how tables with replaced rows are exported, None: as set; `files`: a folder of Parquet files, or a Delta
-    table, instead of silver or gold.
-
-    Raises:
-        ConfigurationError: the export is off, or the receiver refuses the credentials.
-        TransientError: the receiver does not answer, or accepts nothing: the remaining chunks wait for the next run.
-        ConflictError: another run has taken over.
-    """
-    settings = pipeline.settings
-    target = ExportTarget.of(settings)
-    on_replaced = on_replaced or OnReplaced(ExportSettings.of(settings).rest_on_replaced)
-    account = report.part(Export) or Export()
-    report.add(RunResult(parts={account.key: account}))
-    tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
-    exporter = _Exporter(pipeline, tables, target, account)
-    exporter.send_all()
-    while plan_files(pipeline, tables, account, files) if files else plan_slice(pipeline, tables, report, account, on_replaced):
-        exporter.send_all()
-
-
-class _Exporter:
-    """Sends planned calls."""
-
-    def __init__(self, pipeline: Pipeline, tables: ExportTables, target: ExportTarget, account: Export) -> None:
-        self._pipeline = pipeline
-        self._tables = tables
-        self._target = target
-        self._account = account
-        self._run: int | None = None
-        # With a rate limit: this run's calls that still count, by this process's clock; none arrived later.
-        self._counted: list[float] = []
-
-    def send_all(self) -> None:
-        """Send every waiting chunk, then empty the table of planned calls."""
-        tables = self._tables
-        while True:
-            planned = tables.planned.open()
-            waiting = tables.waiting(planned, tables.deliveries.open())
-            self._account.waiting_chunks = waiting.num_rows
-            if not waiting.num_rows:
-                break
-            if self._run is None:
-                preflight(self._pipeline.settings, self._target)
-                self._run = _take_over(tables, self._pipeline.run_id)
-            number = waiting.column("slice")[0].as_py()
-            self._send(self._run, number, waiting.filter(pc.equal(waiting.column("slice"), number)))
-        if planned is not None and paths(planned):
-            failpoints.reach("export_settled")
-            _clear(tables)
-
-    def _send(self, run: int, number: int, chunks: pa.Table) -> None:
-        """Send a slice's chunks by one Spark job; with a rate limit by one task."""
-        pipeline = self._pipeline
-        # As it is now: somebody may have been erased since.
-        planned = self._tables.planned.open()
-        if planned is None:
-            return
-        most = 1 if self._target.limits else ExportSettings.of(pipeline.settings).rest_tasks
-        tasks = min(most, chunks.num_rows)
-        pipeline.on_progress(f"export: {chunks.num_rows:,} calls to {self._target.shown}")
-        began = time.monotonic()
-        job = SendChunks(
-            self._tables,
-            self._target,
-            paths(planned),
-            number,
-            chunks.column("chunk").to_numpy().astype(np.int64),
-            chunks.column("rows").to_numpy().astype(np.int64),
-            tasks,
-            run,
-            pipeline.run_id,
-            [began - moment for moment in self._counted],
-        )
-        sent = job.collect(task_numbers(pipeline.spark, tasks))
-        done = [account for task in sent for account in task.accounts]
-        ended = time.monotonic()
-        self._counted = [ended - age for account in done for age in account.counted]
-        job.note([file for task in sent for file in task.files])
-        self._account.seconds += time.monotonic() - began
-        self._account.add(done)
-        self._raise_if_stopped(done)
-
-    def _raise_if_stopped(self, done: Sequence[TaskAccount]) -> None:
-        """Raise the most urgent error of the tasks."""
-        stopped = [task for task in done if task.stopped is not None]
-        if not stopped:
-            return
-        tables = self._tables
-        waiting = tables.waiting(tables.planned.open(), tables.deliveries.open()).num_rows
-        self._account.waiting_chunks = waiting
-        urgency = [*_ERRORS, *(task.kind for task in stopped)]
-        task = min(stopped, key=lambda task: urgency.index(task.kind))
-        error = _ERRORS.get(task.kind, DataError)
-        raise error(f"{self._target.shown}: {task.stopped}. {waiting:,} calls wait for the next run")
 
 
 @retry_on_conflict(ATTEMPTS)
@@ -449,13 +406,6 @@ SELECT * REPLACE ($slice AS slice, dense_rank() OVER (ORDER BY key) AS chunk) FR
 """  # noqa: S608
 
 
-def failed_calls(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Counts of the failed calls that wait, by source, game and status, with reason and times; without rows."""
-    tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
-    with connect(**_views(tables)) as connection:
-        return records(connection.execute(_COUNTS))
-
-
 @retry_on_conflict(ATTEMPTS)
 def replay_failed_calls(pipeline: Pipeline, statuses: Collection[int] = ()) -> tuple[int, int]:
     """Plan failed calls (with some HTTP statuses; empty: all) once more, under their keys.
@@ -479,13 +429,14 @@ def replay_failed_calls(pipeline: Pipeline, statuses: Collection[int] = ()) -> t
 
 
 def export_status(pipeline: Pipeline) -> dict[str, Any]:
-    """Counts of waiting, delivered and failed calls and their rows."""
+    """Counts of waiting, delivered and failed calls and their rows; of failed ones by source, game and status, with reason."""
     tables = ExportTables.of(pipeline.lakehouse, pipeline.settings.key_column)
     deliveries = tables.deliveries.open()
     waiting = tables.waiting(tables.planned.open(), deliveries)
     settled = tables.settled(deliveries, 0, ["rows", "outcome"])
     delivered = settled.filter(pc.equal(settled.column("outcome"), DELIVERED))
-    failed = failed_calls(pipeline)
+    with connect(**_views(tables)) as connection:
+        failed = records(connection.execute(_COUNTS))
     return {
         "waiting": {"chunks": waiting.num_rows, "rows": pc.sum(waiting.column("rows")).as_py() or 0},
         "delivered": {"chunks": delivered.num_rows, "rows": pc.sum(delivered.column("rows")).as_py() or 0},

@@ -5,6 +5,7 @@ each attempt sends the same bytes under the same key, even after a change of the
 an aggregate). A failed call was refused, or accepted in none of its attempts.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.data.reading import may_hold, read_arrow
 from game_events.lakehouse.tables import EXPORT_CALLS, EXPORT_FAILED_CALLS, EXPORT_OUTCOMES, Lakehouse, Table, add_actions
 
 #: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
@@ -105,7 +106,9 @@ class ExportTables:
         """Rows (or some columns) of the delivery log, of slices from a number on; older files are not opened."""
         if deliveries is None:
             return DELIVERIES.empty_table().select(columns or DELIVERIES.names)
-        return read_arrow(self.deliveries, deliveries, columns, _files_since(deliveries, since))
+        actions = add_actions(deliveries)
+        actions = actions.filter(may_hold(actions, "slice", since, sys.maxsize))
+        return read_arrow(self.deliveries, deliveries, columns, actions.column("path").to_pylist())
 
     def waiting(self, planned: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
         """Planned chunks without an outcome, in order (`CHUNK`)."""
@@ -115,12 +118,3 @@ class ExportTables:
         done = self.settled(deliveries, pc.min(chunks.column("slice")).as_py(), ["slice", "chunk"])
         left = chunks.join(done, ["slice", "chunk"], join_type="left anti")
         return left.select(CHUNK.names).sort_by([("slice", "ascending"), ("chunk", "ascending")])
-
-
-def _files_since(handle: DeltaTable, number: int) -> list[str]:
-    """Paths of files that may have rows of a slice or later ones."""
-    actions = add_actions(handle)
-    if "max.slice" in actions.column_names:
-        highest = actions.column("max.slice")
-        actions = actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater_equal(highest, number)))
-    return [str(path) for path in actions.column("path").to_pylist()]

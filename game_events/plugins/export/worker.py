@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
+from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,7 +45,8 @@ from game_events.plugins.export.tables import (
     failed_calls_schema,
     planned_schema,
 )
-from game_events.workers.job import StagedFiles, WorkerJob
+from game_events.workers.job import WorkerJob
+from game_events.workers.results import add_counts, extend, merged
 
 #: Bits of a chunk's number that count within a task; the task's number is above them.
 COUNT_BITS = 32
@@ -56,14 +58,22 @@ GROUP_ROWS = 2_048
 
 
 @dataclass(frozen=True)
-class CutChunks(WorkerJob[StagedFiles]):
+class Cut:
+    """Files of planned calls, and the number of chunks in them."""
+
+    files: list[StagedFile]
+    chunks: int
+
+
+@dataclass(frozen=True)
+class CutChunks(WorkerJob[Cut]):
     """Writes chunks of rows (`tables.ROWS`) of groups with some origins as files of the next slice of planned calls; picklable.
 
     A chunk is limited by number of rows and by bytes of JSON; a larger row is a chunk by itself. Its key is a hash of its rows'
     origin: rows that are planned again after a loss of the planned calls get the same key.
     """
 
-    result: ClassVar[type] = StagedFiles
+    result: ClassVar[type] = Cut
     table: Table
     person: str
     slice: int
@@ -71,13 +81,15 @@ class CutChunks(WorkerJob[StagedFiles]):
     bytes_per_call: int
     origins: Mapping[str, ChunkOrigin] = field(repr=False)
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Cut:
         """Write a task's chunks."""
         context = TaskContext.get()
         writer = StagedWriter(self.table, planned_schema(self.person), group_rows=GROUP_ROWS)
+        chunks = 0
         for rows in self.cut((pa.Table.from_batches([b]) for b in batches), context.partitionId() if context else 0):
             writer.write(rows)
-        return StagedFiles(writer.close())
+            chunks += pc.count_distinct(rows.column("chunk")).as_py()
+        return Cut(writer.close(), chunks)
 
     def cut(self, parts: Iterable[pa.Table], task: int) -> Iterator[pa.Table]:
         """Rows of planned calls; a chunk may span several parts."""
@@ -104,8 +116,6 @@ class CutChunks(WorkerJob[StagedFiles]):
         groups = rows.column("_group").combine_chunks()
         changed = pc.not_equal(groups.slice(1), groups.slice(0, len(groups) - 1)).to_numpy(zero_copy_only=False)
         bounds = np.concatenate([[0], np.flatnonzero(changed) + 1, [rows.num_rows]])
-        if sizes.max() * self.rows_per_call < self.bytes_per_call:
-            return np.concatenate([np.arange(*group, self.rows_per_call) for group in pairwise(bounds)]).astype(np.int64)
         ends = np.cumsum(sizes)
         starts: list[int] = []
         for begin, end in pairwise(bounds.tolist()):
@@ -118,7 +128,6 @@ class CutChunks(WorkerJob[StagedFiles]):
         return np.asarray(starts, dtype=np.int64)
 
     def _chunks(self, rows: pa.Table, starts: npt.NDArray[np.int64], number: int, positions: dict[str, int]) -> pa.Table:
-        """Whole chunks as rows of planned calls."""
         counts = np.diff(np.append(starts, rows.num_rows))
         chunks = pa.Table.from_pylist(list(self._of_chunks(rows, starts, counts, number, positions)), schema=CHUNK)
         planned = chunks.take(np.repeat(np.arange(len(starts)), counts))
@@ -199,16 +208,16 @@ class ChunkResult:
     outcome: ChunkOutcome
     at: datetime
 
-    def columns(self, run_id: str) -> dict[str, Any]:
-        """Values of a row about the chunk, in the delivery log or among the failed calls."""
-        known = {"outcome": DELIVERED if self.outcome.taken else FAILED, "at": self.at, "run_id": run_id}
-        return known | {name: getattr(self.outcome, name) for name in ("status", "attempts", "reason", "answer")}
-
 
 def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count: int | None = None) -> pa.Table:
     """The first `count` rows (None: all) of each chunk, with the columns of its outcome."""
     parts = [result.chunk.slice(0, count) for result in results]
-    more = pa.Table.from_pylist([result.columns(run_id) for result in results], schema=OUTCOME)
+    outcomes = [
+        {"outcome": DELIVERED if result.outcome.taken else FAILED, "at": result.at, "run_id": run_id}
+        | {name: getattr(result.outcome, name) for name in ("status", "attempts", "reason", "answer")}
+        for result in results
+    ]
+    more = pa.Table.from_pylist(outcomes, schema=OUTCOME)
     more = more.take(np.repeat(np.arange(len(results)), [part.num_rows for part in parts]))
     rows = pa.concat_tables(parts)
     for name in more.column_names:
@@ -217,24 +226,24 @@ def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count:
 
 
 def append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
-    """Append rows, again after a conflict with another append.
-
-    Raises:
-        ConflictError: another run has taken over, or every attempt was lost to concurrent writers.
-    """
+    """Append rows, again after a conflict with another append; otherwise as `append_files`."""
     for left in reversed(range(APPEND_ATTEMPTS)):
         try:
-            add(table, rows.schema, staged(table, rows), expected, description)
+            append_files(table, rows.schema, staged(table, rows), expected, description)
             return
         except ConflictError:
             if not left or _taken_over(table, expected):
                 raise
 
 
-def add(
+def append_files(
     table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
 ) -> None:
-    """Append files; they are deleted after a conflict, for which ConflictError is raised."""
+    """Append files.
+
+    Raises:
+        ConflictError: another run has taken over (`expected`), or another writer was faster; the files are deleted.
+    """
     try:
         commit(Commit(table, schema, files, expected, {}, table_id(table.open()), description=description))
     except ConflictError as error:
@@ -263,15 +272,31 @@ LATENCIES_REPORTED = 200
 
 
 @dataclass
-class TaskAccount:
+class SentCounts:
+    """What was sent.
+
+    Attributes:
+        delivered_rows, delivered_chunks: accepted by the receiver.
+        failed_rows, failed_calls: refused, or accepted in none of their attempts.
+        calls: attempts; `answers`: status, or kind of failure -> attempts.
+        latencies: seconds of some answered calls.
+    """
+
+    delivered_rows: int = merged(add, int)
+    delivered_chunks: int = merged(add, int)
+    failed_rows: int = merged(add, int)
+    failed_calls: int = merged(add, int)
+    calls: int = merged(add, int)
+    answers: dict[str, int] = merged(add_counts, dict)
+    latencies: list[float] = merged(extend, list)
+
+
+@dataclass
+class TaskAccount(SentCounts):
     """Result of one task that sends.
 
     Attributes:
         began, ended: seconds since 1970.
-        delivered, failed: rows, by outcome; `delivered_calls`, `failed_calls`: their chunks.
-        calls: attempts made.
-        answers: status, or kind of failure -> attempts.
-        latencies: seconds of some of its answered calls.
         counted: with a rate limit: calls that still count at the end (`RateWindow.ages`).
         stopped: why it stopped before its chunks were sent, if so.
         kind: class of that error.
@@ -279,13 +304,6 @@ class TaskAccount:
 
     began: float = 0.0
     ended: float = 0.0
-    delivered: int = 0
-    failed: int = 0
-    delivered_calls: int = 0
-    failed_calls: int = 0
-    calls: int = 0
-    answers: dict[str, int] = field(default_factory=dict)
-    latencies: list[float] = field(default_factory=list)
     counted: list[float] = field(default_factory=list)
     stopped: str | None = None
     kind: str = "TransientError"
@@ -353,7 +371,7 @@ class SendChunks(WorkerJob[Sent]):
             ConflictError: another run has taken over.
         """
         if files:
-            add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
+            append_files(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
 
 
 class _Task:
@@ -385,7 +403,10 @@ class _Task:
         files: list[StagedFile] = []
         try:
             await self._send()
-            files = self._stage_last()
+            last = self._known()
+            if last:
+                files = staged(self._job.tables.deliveries, about(last, self._job.run_id, DELIVERIES, 1))
+                self._count(last)
         except GameEventsError as error:
             account.stopped = str(error)
             account.kind = type(error).__name__
@@ -454,15 +475,6 @@ class _Task:
                 await asyncio.to_thread(self._commit, results)
                 self._count(results)
 
-    def _stage_last(self) -> list[StagedFile]:
-        """Stage the last outcomes for the driver to commit."""
-        results = self._known()
-        if not results:
-            return []
-        files = staged(self._job.tables.deliveries, about(results, self._job.run_id, DELIVERIES, 1))
-        self._count(results)
-        return files
-
     def _known(self) -> list[ChunkResult]:
         """The outcomes that are not committed yet; the caller commits them."""
         results = self._results
@@ -476,10 +488,10 @@ class _Task:
         for result in results:
             rows = result.chunk.num_rows
             if result.outcome.taken:
-                account.delivered += rows
-                account.delivered_calls += 1
+                account.delivered_rows += rows
+                account.delivered_chunks += 1
             else:
-                account.failed += rows
+                account.failed_rows += rows
                 account.failed_calls += 1
 
     def _commit(self, results: Sequence[ChunkResult]) -> None:

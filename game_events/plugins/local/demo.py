@@ -19,6 +19,7 @@ from string import Template
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 from pydantic import ValidationError
 
@@ -29,7 +30,7 @@ from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.data.reading import read_arrow
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, Table
 from game_events.pipeline.gold.plan import expressions
 from game_events.plugins.local.producer.messages import ProtoVersions
 from game_events.plugins.local.producer.produce import GamerTruth, Manifest, produce, produce_bulk
@@ -104,7 +105,8 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
     first, error = _wave(output, settings, usual.model_copy(update=shares))
     if error:
         return {"success": False, "error": error}
-    before = _columns(settings, BRONZE)
+    lakehouse = Lakehouse.of(settings)
+    before = _stored(lakehouse.table(BRONZE)).column_names
 
     new = f"a NEW schema version (3) and a NEW {words.entity} ({sample.new_entity})"
     output.step("3. second wave", f": {new}, nothing configured")
@@ -114,7 +116,8 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
         return {"success": False, "error": error}
 
     output.step("4. what came of it")
-    result = _compared(output, settings, first.merge(second), [c for c in _columns(settings, BRONZE) if c not in before])
+    appeared = [column for column in _stored(lakehouse.table(BRONZE)).column_names if column not in before]
+    result = _compared(output, settings, first.merge(second), appeared)
     output.step("next")
     config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
     output.say(f"  look at the tables:    {config}GAME_EVENTS_LAKEHOUSE={result['lakehouse']} .venv/bin/game-events tables")
@@ -133,13 +136,13 @@ def _wave(output: Output, settings: Settings, simulation: Simulation) -> tuple[M
 def _compared(output: Output, settings: Settings, truth: Manifest, appeared: list[str]) -> dict[str, object]:
     """Compare the tables with the records that were sent; the demo's result."""
     words = settings.names
+    lakehouse = Lakehouse.of(settings)
     poison = sum(truth.poison.values())
-    bronze = _rows(settings, BRONZE)
-    quarantined = _rows(settings, QUARANTINE)
+    bronze, quarantined = (_stored(lakehouse.table(name), ["_kafka_offset"]).num_rows for name in (BRONZE, QUARANTINE))
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
     undecodable = f"(undecodable records sent: {poison})"
     output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {quarantined:,} {undecodable}")
-    _top(output, settings)
+    _top(output, settings, lakehouse.table(UNIFIED))
     wrong = differences(settings, truth)
     exact = not wrong and bronze + quarantined == truth.records_total and quarantined == poison
     output.say(
@@ -157,29 +160,23 @@ def _compared(output: Output, settings: Settings, truth: Manifest, appeared: lis
         "columns_appeared": appeared,
         "columns_compared": [column for column, known in compared.items() if known is not None],
         "games": sorted(truth.truth),
-        "lakehouse": Lakehouse.of(settings).root,
+        "lakehouse": lakehouse.root,
     }
 
 
-def _top(output: Output, settings: Settings) -> None:
-    table = Lakehouse.of(settings).table(UNIFIED)
+def _top(output: Output, settings: Settings, unified: Table) -> None:
+    rows = _stored(unified)
+    if not rows.num_rows:
+        raise DataError(f"{unified.uri} has no rows")
+    entity, key, first, *_ = columns = rows.column_names
+    best = rows.sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).slice(0, 5).to_pylist()
+    output.table(f"top {settings.names.keys} ({unified.name})", columns, [[row[c] for c in columns] for row in best])
+
+
+def _stored(table: Table, columns: list[str] | None = None) -> pa.Table:
+    """Rows of a table; none, and no columns, if it is not there."""
     handle = table.open()
-    if handle is None:
-        raise DataError(f"{table.uri} is not there")
-    entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
-    rows = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
-    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in rows[:5]])
-
-
-def _columns(settings: Settings, name: str) -> list[str]:
-    handle = Lakehouse.of(settings).table(name).open()
-    return [f.name for f in handle.schema().fields] if handle is not None else []
-
-
-def _rows(settings: Settings, name: str) -> int:
-    table = Lakehouse.of(settings).table(name)
-    handle = table.open()
-    return read_arrow(table, handle, ["_kafka_offset"]).num_rows if handle is not None else 0
+    return read_arrow(table, handle, columns) if handle is not None else pa.table({})
 
 
 def truths(settings: Settings) -> dict[str, Truth | None]:
@@ -191,9 +188,11 @@ def truths(settings: Settings) -> dict[str, Truth | None]:
 def differences(settings: Settings, manifest: Manifest) -> list[str]:
     """Where gold differs from what was sent; empty if nowhere."""
     wrong: list[str] = []
+    lakehouse = Lakehouse.of(settings)
     known = {column: truth for column, truth in truths(settings).items() if truth is not None}
     for entity, keys in manifest.truth.items():
-        stored = {row[settings.key_column]: tuple(row[column] for column in known) for row in _gold_rows(settings, entity)}
+        rows = _stored(lakehouse.gold(entity)).to_pylist()
+        stored = {row[settings.key_column]: tuple(row[column] for column in known) for row in rows}
         sent = {name: tuple(truth(t) for truth in known.values()) for name, t in keys.items()}
         wrong += [
             f"{entity}/{name}: {stored.get(name)} is not {sent.get(name)}"
@@ -201,12 +200,6 @@ def differences(settings: Settings, manifest: Manifest) -> list[str]:
             if not _same(stored.get(name), sent.get(name))
         ]
     return wrong
-
-
-def _gold_rows(settings: Settings, entity: str) -> list[dict[str, Any]]:
-    table = Lakehouse.of(settings).gold(entity)
-    handle = table.open()
-    return read_arrow(table, handle).to_pylist() if handle is not None else []
 
 
 def _truth(settings: Settings, sql: str) -> Truth | None:
@@ -267,7 +260,9 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     """Register the schema versions, write events to the topic, and say exactly what was sent."""
     _refuse_options_without_effect(context, bulk=bulk is not None)
     output = Output(as_json=as_json)
-    settings = _settings(topic)
+    # Only the topic: nothing else that the settings say of where records come from.
+    other: dict[str, Any] = {"kafka_topic_pattern": None, "kafka_assign": {}, "source_table": None}
+    settings = load_settings() if topic is None else load_settings(kafka_topic=topic, **other)
     names = _names(games, settings)
     wanted = _numbers("--versions", versions)
     before = _manifest(manifest)
@@ -311,12 +306,6 @@ def _refuse_options_without_effect(context: typer.Context, *, bulk: bool) -> Non
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"{'not' if bulk else 'only'} with --bulk", param_hint=f"--{name.replace('_', '-')}")
-
-
-def _settings(topic: str | None) -> Settings:
-    if topic is None:
-        return load_settings()
-    return load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
 
 
 def _names(text: str | None, settings: Settings) -> Sequence[str]:

@@ -59,6 +59,19 @@ class Generator(BaseModel):
             case "text":
                 return f"{self.prefix}{draw.getrandbits(48):012x}"
 
+    def extremes(self) -> tuple[object, ...]:
+        """Values that a field must hold to hold all of them."""
+        match self.kind:
+            case "choice":
+                return self.values
+            case "integer":
+                return int(self.low), int(self.high)
+            case "number":
+                return float(self.low), float(self.high)
+            case "boolean":
+                return (True,)
+        return ("",)
+
 
 #: (field, generator), in the order in which values are drawn.
 Fields = tuple[tuple[str, Generator], ...]

@@ -74,7 +74,10 @@ def up(
     warm: WarmSpark | None = None
     try:
         if stack:
-            _start_stack(settings, output)
+            local_stack.up(settings.state_dir, on_progress=output.say)
+            local = load_settings()
+            for topic in local.kafka_topics:
+                ensure_topic(local, 4, topic)
         if settings.warm_spark and not settings.spark_remote:
             warm = WarmSpark(settings, output.say)
             warm.start()
@@ -97,13 +100,6 @@ def up(
         if stack:
             local_stack.down(settings.state_dir)
         output.say("stopped")
-
-
-def _start_stack(settings: Settings, output: Output) -> None:
-    local_stack.up(settings.state_dir, on_progress=output.say)
-    local = load_settings()
-    for topic in local.kafka_topics:
-        ensure_topic(local, 4, topic)
 
 
 def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -130,21 +126,16 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     server.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         server.wait(STOP_TIMEOUT_S)
-    group = [p for p in psutil.process_iter() if _group(p) == server.pid]
-    for process in group:
-        with suppress(psutil.NoSuchProcess):
-            process.terminate()
+    group = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == server.pid:
+                group.append(process)
+                process.terminate()
     for process in psutil.wait_procs(group, timeout=STOP_TIMEOUT_S)[1]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     server.wait()
-
-
-def _group(process: psutil.Process) -> int | None:
-    try:
-        return os.getpgid(process.pid)
-    except ProcessLookupError:
-        return None
 
 
 def _status(url: str, seconds: float, headers: Mapping[str, str] | None = None) -> int:
@@ -217,7 +208,8 @@ class WarmSpark:
 
     def start(self) -> None:
         """Start it, and go on: the first run waits for it as it would for a JVM of its own."""
-        stop([_recorded(self._file)])  # one that a killed `up` has left behind
+        with suppress(OSError, ValidationError):  # one that a killed `up` has left behind
+            stop([ServerProcess.model_validate_json(self._file.read_bytes())])
         self._start()
         publish(self._settings, self._socket.address, self._token)
         self._watcher.start()
@@ -261,12 +253,6 @@ class WarmSpark:
                 self._start()
             except OSError as error:  # no memory, no disk: the next look tries again
                 log.warning("warm_spark=not_started error=%r", str(error))
-
-
-def _recorded(file: Path) -> ServerProcess | None:
-    with suppress(OSError, ValidationError):
-        return ServerProcess.model_validate_json(file.read_bytes())
-    return None
 
 
 stack_app = typer.Typer(help="The local Apache Kafka broker and schema registry.", no_args_is_help=True, add_completion=False)

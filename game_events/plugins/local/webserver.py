@@ -14,11 +14,16 @@ can do it without a browser. Each of these requests is turned away before Dagste
 * a connection from this machine must be one of the user who started the UI, of root, or of a user in `GAME_EVENTS_UI_USERS`.
 """
 
+import ipaddress
 import logging
 import os
 import pwd
+import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from subprocess import Popen
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,10 +36,9 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from game_events.config.network import is_loopback
+from game_events.config.network import LOOPBACK, is_loopback
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.plugins.local.servers.connect_server import known_owner
 
 THIS_MODULE = "game_events.plugins.local.webserver"
 
@@ -47,6 +51,47 @@ STARTS = "open_ipc_subprocess"
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
 _QUERY_TYPES = ("application/json", "application/graphql")
 _USUAL_PORTS = {"http": 80, "https": 443}
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+#: Not an id of a user: the process has closed its connection.
+NO_USER = -1
+
+
+def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
+    """Id of the user who owns `end` of a connection to `other`, both (address, port).
+
+    `NO_USER`: no such connection, it is closed already, or there is no table (`owners_are_known`).
+    """
+    wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
+    for table in TABLES:
+        with suppress(OSError):
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, _, _, _, _, user, _, socket_number, *_ = line.split()
+                if (local, remote) in wanted:
+                    return int(user) if socket_number != "0" else NO_USER
+    return NO_USER
+
+
+@lru_cache
+def owners_are_known() -> bool:
+    """Whether this system has such tables: tries a connection of this process."""
+    with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        return connection_owner(client.getsockname(), listener.getsockname()) == os.geteuid()
+
+
+def known_owner(end: tuple[str, int], other: tuple[str, int]) -> int | None:
+    """As `connection_owner`; None where this system does not say it."""
+    return connection_owner(end, other) if owners_are_known() else None
+
+
+def _hex(end: tuple[str, int], v6: bool) -> str:
+    """An address and port in the table's form: hexadecimal 32-bit words in native byte order."""
+    packed = ipaddress.ip_address(end[0]).packed
+    if v6 and len(packed) == 4:
+        packed = bytes(10) + b"\xff\xff" + packed
+    words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
+    return "".join(f"{word:08X}" for word in words) + f":{end[1]:04X}"
 
 
 def guard() -> None:

@@ -1,5 +1,7 @@
 """`game-events produce`."""
 
+import time
+
 import pytest
 
 from game_events.plugins.local.producer.produce import Manifest
@@ -17,8 +19,10 @@ def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp
     held = Manifest.load(manifest)
     assert (held.records_total, held.decodable) == (body["records"], 20)
 
-    second = cli("produce", *options, "--seed", "1", "--versions", "2,3", "--interleaving", "2,2,3")
+    began = time.monotonic()
+    second = cli("produce", *options, "--seed", "1", "--versions", "2,3", "--interleaving", "2,2,3", "--rate", "25")
     assert second.code == 0
+    assert time.monotonic() - began >= 20 / 25
     assert list(second.result["schema_ids"]) == ["2", "3"]
     assert Manifest.load(manifest).records_total == body["records"] + 20
 

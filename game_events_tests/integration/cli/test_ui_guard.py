@@ -23,9 +23,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from game_events.plugins.local import webserver
-from game_events.plugins.local.servers.connect_server import NO_USER, connection_owner, known_owner
 from game_events.plugins.local.servers.server_process import free_ports, listens
-from game_events.plugins.local.webserver import UiGuard
+from game_events.plugins.local.webserver import NO_USER, UiGuard, connection_owner, known_owner
 from game_events_tests.scenarios.orchestration.test_ui import CHROMIUM, FLAGS, LOAD_MS
 from game_events_tests.support.waiting import until
 

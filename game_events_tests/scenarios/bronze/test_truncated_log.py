@@ -10,7 +10,6 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.jvm import jars
-from game_events.jvm.java import find_java
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
@@ -31,8 +30,8 @@ class OwnBroker:
         folder.mkdir()
 
     def __enter__(self):
-        parts, log = jars.stack_parts(), self.folder / "kafka.log"
-        self.process = local_stack.start_kafka(find_java(), parts.kafka, self.folder, ports=self.ports, log=log)
+        log = self.folder / "kafka.log"
+        self.process = local_stack.start_kafka(jars.folder_of(jars.STACK) / "kafka", self.folder, ports=self.ports, log=log)
         until(lambda: local_stack.kafka_is_healthy(self.ports.kafka), what="the broker")
 
     def __exit__(self, *_):

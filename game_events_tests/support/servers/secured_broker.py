@@ -26,7 +26,6 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
 from game_events.jvm import jars
-from game_events.jvm.java import find_java
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.server_process import HOST, Ports, free_ports, stop
 from game_events_tests.support.waiting import until
@@ -187,8 +186,8 @@ def secured_broker(folder: Path) -> Iterator[SecuredBroker]:
     kafka, controller, sasl, tls, mutual, registry = free_ports(6)
     ports = Ports(kafka=kafka, controller=controller, registry=registry)
     conf = _secured(ports, sasl, tls, mutual, folder)
-    java, parts = find_java(), jars.stack_parts()
-    server = local_stack.start_kafka(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log", conf=conf)
+    jars_of_kafka = jars.folder_of(jars.STACK) / "kafka"
+    server = local_stack.start_kafka(jars_of_kafka, folder, ports=ports, log=folder / "kafka.log", conf=conf)
     try:
         until(lambda: local_stack.kafka_is_healthy(kafka), what="the secured broker")
         client = AdminClient({"bootstrap.servers": f"{HOST}:{kafka}"})

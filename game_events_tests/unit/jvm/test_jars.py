@@ -13,7 +13,7 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.jvm import jars
-from game_events.jvm.java import find_java
+from game_events.jvm.jars import find_java
 from game_events.spark.config import spark_config
 
 
@@ -137,10 +137,12 @@ def test_two_at_once_fetch_once_and_who_needs_spark_alone_asks_for_nothing_else(
 def test_broker_and_registry_are_fetched_for_a_stack_and_the_registrys_archive_is_unpacked(ivy, pins, tmp_path):
     packed = archive(tmp_path, runner_jar=b"registry")
     pins(spark__a_jar=b"delta", kafka__b_jar=b"broker", registry__x_tar_gz=packed, registry__runner_jar=b"registry")
-    parts = jars.stack_parts()
-    assert [path.name for path in parts.kafka.iterdir()] == ["b.jar"]
-    assert [path.name for path in parts.registry.iterdir()] == ["runner.jar"]
-    assert jars.stack_parts() == parts
+    parts = jars.folder_of(jars.STACK)
+    assert [path.relative_to(parts).as_posix() for path in sorted(parts.rglob("*.jar"))] == [
+        "kafka/b.jar",
+        "registry/runner.jar",
+    ]
+    assert jars.folder_of(jars.STACK) == parts
     assert ivy() == ["kafka", "registry"]
 
 
@@ -164,7 +166,7 @@ def test_an_archive_that_is_not_the_pinned_one_is_not_even_unpacked(ivy, pins, t
     (tmp_path / "x.tar.gz").write_bytes(b"an error of its own, if anybody reads it")
     pins(kafka__b_jar=b"broker", registry__x_tar_gz=b"another", registry__runner_jar=b"registry")
     with pytest.raises(ConfigurationError, match=r"registry/x\.tar\.gz has the SHA-256"):
-        jars.stack_parts()
+        jars.folder_of(jars.STACK)
     assert ivy() == ["kafka", "registry"]
 
 

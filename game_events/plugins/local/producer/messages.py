@@ -4,17 +4,16 @@ Version k of the message is the base `.proto` text with k optional custom column
 and in order per partition (idempotent producer), or an error.
 """
 
+import math
+import struct
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
 from random import Random
-from struct import pack, unpack
-from sys import float_info
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Literal, Self, cast
 
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as KafkaMessage
@@ -35,35 +34,6 @@ MAX_VERSION = 10
 FILE_NAME = "game_event.proto"
 
 CUSTOM = "col_custom_{}"
-
-_SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
-
-#: Type of a number -> its name, the lowest and the highest value that it holds.
-_LIMITS: dict[int, tuple[str, float, float]] = {
-    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): (name, low, high)
-    for names, low, high in (
-        (("int32", "sint32", "sfixed32"), -(2**31), 2**31 - 1),
-        (("int64", "sint64", "sfixed64"), -(2**63), 2**63 - 1),
-        (("uint32", "fixed32"), 0, 2**32 - 1),
-        (("uint64", "fixed64"), 0, 2**64 - 1),
-        (("float",), -_SINGLE_MAX, _SINGLE_MAX),
-        (("double",), -float_info.max, float_info.max),
-    )
-    for name in names
-}
-
-_NUMBERS = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT}
-
-_INTEGERS = set(_LIMITS) - _NUMBERS
-
-#: Kind of a generator -> types of fields that take its values.
-_FITS = {
-    "integer": _INTEGERS | _NUMBERS,
-    "number": _NUMBERS,
-    "boolean": {FieldDescriptor.TYPE_BOOL},
-    "numbered": {FieldDescriptor.TYPE_STRING},
-    "text": {FieldDescriptor.TYPE_STRING},
-}
 
 
 def custom_columns(version: int) -> tuple[str, ...]:
@@ -87,7 +57,6 @@ class ProtoVersions:
 
     @cached_property
     def _described(self) -> FileDescriptorProto:
-        """The file without custom columns."""
         file = compile_text(self._base, self._file).file[-1]
         if not file.message_type:
             raise ConfigurationError(f"{self._file} has no message")
@@ -159,8 +128,8 @@ class MessageShape:
             return cls()
         versions = _read(sample.proto)
         meant = (settings.entity_column, settings.key_column, settings.time_column)
-        message = cast(Descriptor, versions.message_class(1).DESCRIPTOR)
-        _check(message, meant, sample.proto)
+        message = versions.message_class(1)
+        _check(cast(Descriptor, message.DESCRIPTOR), meant, sample.proto)
         return cls(versions, *meant, _fields(message, meant, sample.fields, sample.proto))
 
 
@@ -176,100 +145,82 @@ def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> Non
     kinds = {"ENTITY_COLUMN": "string", "KEY_COLUMN": "string", "TIME_COLUMN": "google.protobuf.Timestamp"}
     for (setting, wanted), name in zip(kinds.items(), meant, strict=True):
         field = message.fields_by_name.get(name)
-        if field is None or field.is_repeated or _type(field) != wanted:
+        kind = "string" if field is not None and field.type == FieldDescriptor.TYPE_STRING else None
+        if field is not None and field.message_type is not None:
+            kind = field.message_type.full_name
+        if field is None or field.is_repeated or kind != wanted:
             raise ConfigurationError(
                 f"GAME_EVENTS_{setting}: {name!r} must be a field of type {wanted} of {message.full_name} ({proto}), as the "
                 f"producer fills it. Fields: {', '.join(message.fields_by_name)}"
             )
 
 
-def _type(field: FieldDescriptor) -> str:
-    if field.message_type is not None:
-        return str(field.message_type.full_name)
-    return "string" if field.type == FieldDescriptor.TYPE_STRING else str(field.type)
-
-
-def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
-    fields = {field.name: field for field in message.fields if field.name not in (*meant, *ProtoVersions.custom)}
+def _fields(message: type[Message], meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
+    described = cast(Descriptor, message.DESCRIPTOR)
+    fields = {field.name: field for field in described.fields if field.name not in (*meant, *ProtoVersions.custom)}
     unknown = [name for name in wanted if name not in fields]
     if unknown:
         raise ConfigurationError(
-            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {message.full_name} ({proto}) has "
+            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {described.full_name} ({proto}) has "
             f"the fields {', '.join(fields)}"
         )
     generators: list[tuple[str, Generator]] = []
     for name, field in fields.items():
-        given = wanted.get(name)
-        if given is not None:
-            _require_fit(given, field, f"{name} of {message.full_name} ({proto})")
-        values = given or _usual(field)
-        if values is not None:  # a list, map or message stays unset
-            generators.append((name, _stored(field, values)))
+        values = wanted.get(name) or _usual(field)
+        if values is None:  # a list, map or message stays unset
+            continue
+        if field.type == FieldDescriptor.TYPE_FLOAT:
+            values = _Single(**values.model_dump())
+        try:
+            _require_fit(message, name, values)
+        except (TypeError, ValueError, OverflowError, struct.error) as error:
+            which = f"{name} of {described.full_name} ({proto})"
+            raise ConfigurationError(
+                f"GAME_EVENTS_PRODUCER: {which} cannot hold values of kind {values.kind}: {error}"
+            ) from None
+        generators.append((name, values))
     return tuple(generators)
+
+
+def _require_fit(message: type[Message], name: str, values: Generator) -> None:
+    """Raise an error if a field cannot hold the extremes of a generator's values, or changes them."""
+    for value in values.extremes():
+        held = getattr(cast(Callable[..., Message], message)(**{name: value}), name)
+        # An enum's value may be given by its name.
+        is_same = held == value or (isinstance(value, str) and isinstance(held, int))
+        if not is_same or held in (math.inf, -math.inf):
+            raise ValueError(f"{value!r} would be {held!r}")
 
 
 class _Single(Generator):
     """Values rounded to 32-bit floats, so that the manifest equals the message."""
 
     def make(self, draw: Random) -> object:
-        return unpack("<f", pack("<f", super().make(draw)))[0]
+        return _single(super().make(draw))
+
+    def extremes(self) -> tuple[object, ...]:
+        return tuple(map(_single, super().extremes()))
 
 
-def _stored(field: FieldDescriptor, values: Generator) -> Generator:
-    return _Single(**values.model_dump()) if field.type == FieldDescriptor.TYPE_FLOAT and values.numeric else values
+def _single(value: object) -> object:
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+#: Type of a field -> default kind of its values; of all others `integer`.
+_USUAL_KINDS: Mapping[int, Literal["text", "boolean", "number"]] = {
+    FieldDescriptor.TYPE_STRING: "text",
+    FieldDescriptor.TYPE_BOOL: "boolean",
+    FieldDescriptor.TYPE_FLOAT: "number",
+    FieldDescriptor.TYPE_DOUBLE: "number",
+}
 
 
 def _usual(field: FieldDescriptor) -> Generator | None:
-    """Default generator of a field."""
     if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
         return None
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        return Generator(kind="choice", values=tuple(set(_enum(field).values())))
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return Generator(kind="text")
-    if field.type == FieldDescriptor.TYPE_BOOL:
-        return Generator(kind="boolean")
-    return Generator(kind="integer" if field.type in _INTEGERS else "number")
-
-
-def _fits(given: Generator, field: FieldDescriptor) -> bool:
-    if field.is_repeated:
-        return False
-    if given.kind != "choice":
-        return field.type in _FITS[given.kind]
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        return all(value in _enum(field) or value in _enum(field).values() for value in given.values)
-    kinds: tuple[type, ...] = ()
-    if field.type == FieldDescriptor.TYPE_STRING:
-        kinds = (str,)
-    elif field.type in _INTEGERS:
-        kinds = (int,)
-    elif field.type in _NUMBERS:
-        kinds = (int, float)
-    return all(isinstance(value, kinds) for value in given.values)
-
-
-def _require_fit(given: Generator, field: FieldDescriptor, which: str) -> None:
-    """Raise ConfigurationError for values that are not of the field's type, or numbers outside it."""
-    if not _fits(given, field):
-        raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {which} cannot hold values of kind {given.kind}")
-    if field.type not in _LIMITS:
-        return
-    name, lowest, highest = _LIMITS[field.type]
-    numbers = [given.low, given.high]
-    wanted = f"from {given.low:g} to {given.high:g}"
-    if given.kind == "choice":
-        numbers = [value for value in given.values if not isinstance(value, str)]
-        wanted = ", ".join(map(str, numbers))
-    # The comparison is also False for .nan.
-    if not all(lowest <= number <= highest for number in numbers):
-        raise ConfigurationError(
-            f"GAME_EVENTS_PRODUCER: {which} cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
-        )
-
-
-def _enum(field: FieldDescriptor) -> dict[str, int]:
-    return {value.name: value.number for value in field.enum_type.values} if field.enum_type is not None else {}
+    if field.enum_type is not None:
+        return Generator(kind="choice", values=tuple({value.number for value in field.enum_type.values}))
+    return Generator(kind=_USUAL_KINDS.get(field.type, "integer"))
 
 
 #: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.
@@ -290,35 +241,31 @@ QUEUE_LIMIT = 500_000
 
 #: For batches. Measured on 2 cores against one broker on the same machine.
 BATCH_TUNING: dict[str, object] = {
-    "linger_ms": 50,
-    "batch_num_messages": 100_000,
-    "batch_size": 1_000_000,
-    "queue_buffering_max_messages": QUEUE_LIMIT + BATCH,
-    "queue_buffering_max_kbytes": 1_000_000,
+    "linger.ms": 50,
+    "batch.num.messages": 100_000,
+    "batch.size": 1_000_000,
+    "queue.buffering.max.messages": QUEUE_LIMIT + BATCH,
+    "queue.buffering.max.kbytes": 1_000_000,
 }
 
 #: Seconds to serve callbacks before checking again for free space in the queue.
 QUEUE_ROOM_S = 0.05
 
-
-class BatchMessage(TypedDict):
-    """One message for `Producer.produce_batch` (which knows no headers)."""
-
-    key: bytes
-    value: bytes
+#: Key and value of one message for `Producer.produce_batch` (which knows no headers).
+BatchMessage = dict[str, bytes]
 
 
 class KafkaWriter:
     """A producer for one topic; a context manager that waits for the delivery of all records at its end."""
 
-    def __init__(self, settings: Settings, **tuning: object) -> None:
-        """`tuning`: librdkafka options with ``_`` for ``.``, overridden by settings; ConfigurationError for a bad one."""
+    def __init__(self, settings: Settings, tuning: Mapping[str, object] | None = None) -> None:
+        """`tuning`: librdkafka options, overridden by settings; ConfigurationError for a bad one."""
         self.topic = settings.produced_topic
         self._header = settings.names.entity
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
-        defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
-        self._producer = new_client(Producer, client_options(settings, defaults) | {"error_cb": self._memory})
+        options = client_options(settings, {**DEFAULTS, **(tuning or {})})
+        self._producer = new_client(Producer, options | {"error_cb": self._memory})
 
     def __enter__(self) -> Self:
         return self
@@ -372,21 +319,3 @@ class KafkaWriter:
         if error is not None and self._failure is None:
             where = f"{message.topic()}[{message.partition()}]"
             self._failure = self._memory.explain(f"record not delivered to {where} ({error.str()})", error)
-
-
-class Pacer:
-    """Keeps a steady rate by sleeping between chunks."""
-
-    #: Chunks per second: often enough to look steady, rare enough to cost nothing.
-    STEPS = 20
-
-    def __init__(self, rate: float | None) -> None:
-        """`rate`: records per second; None: as fast as possible."""
-        self._rate = rate
-        self._start = time.monotonic()
-        self.chunk = 1_000 if rate is None else max(1, min(1_000, int(rate / self.STEPS)))
-
-    def pace(self, sent: int) -> None:
-        """Sleep until `sent` records are due."""
-        if self._rate is not None:
-            time.sleep(max(0.0, self._start + sent / self._rate - time.monotonic()))

@@ -6,6 +6,7 @@ return the manifest: the expected results in all tables. An undelivered record r
 
 import json
 import struct
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -28,17 +29,14 @@ from game_events.plugins.local.producer.messages import (
     BatchMessage,
     KafkaWriter,
     MessageShape,
-    Pacer,
     custom_columns,
 )
 from game_events.plugins.local.producer.simulator import (
-    US_PER_S,
     BulkSimulation,
     GameEvent,
     PoisonKind,
     SimulatedRecord,
     Simulation,
-    from_microseconds,
 )
 from game_events.plugins.local.settings import GAME_FIELDS, Fields
 from game_events.schema_registry import FORBIDDEN, registry_client
@@ -53,6 +51,8 @@ WRONG_MAGIC = b"\x2a"
 
 #: Every game event ends with a string of at least 8 bytes, so cutting this many always breaks it.
 CUT_BYTES = 3
+
+PACES_PER_S = 20
 
 #: Tag of a string in field 1, and a length without content.
 UNFINISHED = b"\x0a\x7f"
@@ -95,12 +95,7 @@ class EventEncoder:
     def message(self, event: GameEvent) -> Message:
         """The protobuf message of an event, in the class of its version."""
         shape = self.shape
-        seconds, microseconds = divmod(event.timestamp_us, US_PER_S)
-        fields: dict[str, object] = {
-            shape.entity: event.game,
-            shape.key: event.gamer,
-            shape.time: {"seconds": seconds, "nanos": microseconds * 1_000},
-        }
+        fields: dict[str, object] = {shape.entity: event.game, shape.key: event.gamer, shape.time: event.time}
         fields.update(zip(self._names, event.values, strict=True))
         for name, value in zip(custom_columns(event.version), event.custom, strict=True):
             if value is not None:
@@ -108,7 +103,6 @@ class EventEncoder:
         return cast(Callable[..., Message], self._classes[event.version])(**fields)
 
     def _malformed(self, kind: PoisonKind, event: GameEvent, frame: bytes) -> bytes:
-        """Undecodable bytes, derived from an event's valid ones."""
         match kind:
             case PoisonKind.UNFRAMED_JSON:
                 return json.dumps({self.shape.entity: event.game, self.shape.key: event.gamer}).encode()
@@ -207,7 +201,6 @@ class Manifest(BaseModel):
     records: dict[str, dict[int, int]] = Field(default_factory=dict)
     duplicates: int = 0
     poison: dict[PoisonKind, int] = Field(default_factory=dict)
-    tombstones: int = 0
     truth: dict[str, dict[str, GamerTruth]] = Field(default_factory=dict)
 
     @property
@@ -240,7 +233,6 @@ class Manifest(BaseModel):
             },
             duplicates=self.duplicates + other.duplicates,
             poison=dict(Counter(self.poison) + Counter(other.poison)),
-            tombstones=self.tombstones + other.tombstones,
             truth=truth,
         )
 
@@ -263,13 +255,10 @@ class ManifestBuilder:
     def __init__(self, fields: Fields = GAME_FIELDS) -> None:
         """`fields`: fields of the events' values; numeric ones are aggregated."""
         self._numeric = [(place, name) for place, (name, generator) in enumerate(fields) if generator.numeric]
-        #: game -> gamer -> field -> [total, min, max].
-        self._numbers: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
         self._records: dict[str, Counter[int]] = defaultdict(Counter)
         self._poison: Counter[PoisonKind] = Counter()
         self._duplicates = 0
-        #: game -> gamer -> [count, min, max] (microseconds): far cheaper per record than a frozen model.
-        self._truth: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        self._truth: dict[str, dict[str, GamerTruth]] = defaultdict(dict)
 
     def add(self, record: SimulatedRecord, times: int = 1) -> None:
         """One record of the simulation that was sent `times` times."""
@@ -279,20 +268,13 @@ class ManifestBuilder:
         event = record.event
         self._duplicates += times - 1 + record.duplicate
         self._records[event.game][event.version] += times
-        known = self._truth[event.game].setdefault(event.gamer, [0, event.timestamp_us, event.timestamp_us])
-        known[0] += times
-        known[1] = min(known[1], event.timestamp_us)
-        known[2] = max(known[2], event.timestamp_us)
+        numbers = {}
         for place, name in self._numeric:
             value = cast(float, event.values[place])
-            sums = self._numbers[event.game][event.gamer].setdefault(name, [0, value, value])
-            sums[0] += value * times
-            sums[1] = min(sums[1], value)
-            sums[2] = max(sums[2], value)
-
-    def _numbers_of(self, game: str, gamer: str) -> dict[str, NumberTruth]:
-        sums = self._numbers[game][gamer] if self._numeric else {}
-        return {name: NumberTruth(total=total, low=low, high=high) for name, (total, low, high) in sums.items()}
+            numbers[name] = NumberTruth(total=value * times, low=value, high=value)
+        more = GamerTruth(session_count=times, min_timestamp=event.time, max_timestamp=event.time, numbers=numbers)
+        known = self._truth[event.game].get(event.gamer)
+        self._truth[event.game][event.gamer] = more if known is None else known.merge(more)
 
     def build(self, topic: str, seed: int, schema_ids: dict[int, int]) -> Manifest:
         """The manifest of everything added."""
@@ -304,18 +286,7 @@ class ManifestBuilder:
             records={game: dict(sorted(counts.items())) for game, counts in self._records.items()},
             duplicates=self._duplicates,
             poison=dict(self._poison),
-            truth={
-                game: {
-                    gamer: GamerTruth(
-                        session_count=count,
-                        min_timestamp=from_microseconds(low),
-                        max_timestamp=from_microseconds(high),
-                        numbers=self._numbers_of(game, gamer),
-                    )
-                    for gamer, (count, low, high) in sorted(gamers.items())
-                }
-                for game, gamers in self._truth.items()
-            },
+            truth={game: dict(sorted(gamers.items())) for game, gamers in self._truth.items()},
         )
 
 
@@ -331,14 +302,17 @@ def produce(settings: Settings, simulation: Simulation, *, partitions: int = 4, 
     encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     truth = ManifestBuilder(simulation.fields)
-    pacer = Pacer(rate)
+    # Often enough to look steady, rare enough to cost nothing.
+    at_once = 1_000 if rate is None else max(1, min(1_000, int(rate / PACES_PER_S)))
+    began = time.monotonic()
     with KafkaWriter(settings) as writer:
         for sent, record in enumerate(simulation.records(), 1):
             writer.write(encoder.record(record), record.event.gamer.encode(), record.event.game)
             truth.add(record)
-            if sent % pacer.chunk == 0:
+            if sent % at_once == 0:
                 writer.poll()
-                pacer.pace(sent)
+                if rate is not None:
+                    time.sleep(max(0.0, began + sent / rate - time.monotonic()))
     return truth.build(settings.produced_topic, simulation.seed, schema_ids)
 
 
@@ -348,7 +322,7 @@ def produce_bulk(settings: Settings, simulation: BulkSimulation, *, partitions: 
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
     messages = encode_pool(pool, encoder)
-    with KafkaWriter(settings, **BATCH_TUNING) as writer:
+    with KafkaWriter(settings, BATCH_TUNING) as writer:
         for batch in simulation.batches(messages):
             writer.write_batch(batch)
     truth = ManifestBuilder(simulation.fields)

@@ -14,8 +14,6 @@ from game_events.plugins.local.producer.messages import BATCH, MAX_VERSION, Batc
 from game_events.plugins.local.settings import DEFAULT_GAMES, GAME_FIELDS, Fields
 
 DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 US_PER_S = 1_000_000
 US_PER_DAY = 86_400 * US_PER_S
 #: Share of the custom values that are left unset, so that NULL occurs.
@@ -43,7 +41,6 @@ class GameEvent:
 
     Attributes:
         version: version of the schema, 1 .. 10.
-        timestamp_us: microseconds since 1970-01-01 UTC.
         game, gamer: the entity and the key.
         values: values of the other fields, in the order of the settings.
         custom: values of ``col_custom_0 ..`` in order; None is unset.
@@ -52,7 +49,7 @@ class GameEvent:
     version: int
     game: str
     gamer: str
-    timestamp_us: int
+    time: datetime
     values: tuple[object, ...]
     custom: tuple[str | None, ...]
 
@@ -64,16 +61,6 @@ class SimulatedRecord:
     event: GameEvent
     poison: PoisonKind | None = None
     duplicate: bool = False
-
-
-def microseconds(moment: datetime) -> int:
-    """Exact integer microseconds since 1970 (`datetime.timestamp` is a float and rounds)."""
-    return (moment - EPOCH) // MICROSECOND
-
-
-def from_microseconds(value: int) -> datetime:
-    """The inverse of `microseconds`."""
-    return EPOCH + value * MICROSECOND
 
 
 class Arguments(BaseModel):
@@ -108,7 +95,7 @@ class EventFactory:
         self._late = arguments.random("late")
         self._late_share = late_share
         self._gamers = arguments.gamers_per_game
-        self._base_us = microseconds(arguments.base_time)
+        self._base_time = arguments.base_time.astimezone(UTC)
         self._made = 0
         self._more = arguments.random("more")
         self._more_bytes = arguments.more_bytes
@@ -117,9 +104,9 @@ class EventFactory:
     def make(self, game: str, version: int) -> GameEvent:
         """The next event: about a second after the one before, unless it is late."""
         draw = self._random
-        timestamp_us = self._base_us + self._made * US_PER_S + draw.randrange(US_PER_S)
+        time = self._base_time + timedelta(seconds=self._made, microseconds=draw.randrange(US_PER_S))
         if self._late.random() < self._late_share:
-            timestamp_us -= self._late.randrange(US_PER_DAY, MAX_DAYS_LATE * US_PER_DAY)
+            time -= timedelta(microseconds=self._late.randrange(US_PER_DAY, MAX_DAYS_LATE * US_PER_DAY))
         self._made += 1
         gamer = f"{game}-{draw.randrange(self._gamers):04d}"
         values = tuple(make(draw) for make in self._makers)
@@ -127,7 +114,7 @@ class EventFactory:
             None if draw.random() < UNSET_SHARE else f"c{index}-{draw.getrandbits(48):012x}"
             for index in range(len(custom_columns(version)))
         )
-        return GameEvent(version, game, gamer, timestamp_us, values, self._longer(custom) if self._more_bytes else custom)
+        return GameEvent(version, game, gamer, time, values, self._longer(custom) if self._more_bytes else custom)
 
     def _longer(self, custom: tuple[str | None, ...]) -> tuple[str | None, ...]:
         """The values, the first one that is set with more characters."""

@@ -6,48 +6,31 @@ connection is forwarded to the port only after the system's tables show that the
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
 import psutil
 
-from game_events.config.network import LOOPBACK, UNIX_SOCKET
+from game_events.config.network import UNIX_SOCKET
 from game_events.jvm.jars import spark_home
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.plugins.local.servers import shared_workers_server
 from game_events.plugins.local.servers.server_process import HOST, ServerProcess, find, spawn
+from game_events.spark.config import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 
 log = logging.getLogger(__name__)
-
-MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 #: A client's variables, which would make the server a client.
 CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 
 PLUGINS = "spark.plugins"
-
-#: Without memory it would not answer; it exits and is restarted.
-EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
-
-#: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
-#: them at least every 10 s (`senderMaxStreamDuration`).
-DETACHED_S = 30
-STREAM_S = 10
-CHECK_S = 5
-
-#: Idle sessions cost little; after so long those of killed clients end. A continuous run creates a new one then.
-SESSION_MINUTES = 30
 
 
 def server_config(port: int) -> dict[str, str]:
@@ -55,10 +38,12 @@ def server_config(port: int) -> dict[str, str]:
     return {
         "spark.connect.grpc.binding.address": HOST,
         "spark.connect.grpc.binding.port": str(port),
-        "spark.connect.execute.manager.detachedTimeout": f"{DETACHED_S}s",
-        "spark.connect.execute.manager.maintenanceInterval": f"{CHECK_S}s",
-        "spark.connect.execute.reattachable.senderMaxStreamDuration": f"{STREAM_S}s",
-        "spark.connect.session.manager.defaultSessionTimeout": f"{SESSION_MINUTES}m",
+        # The job of a killed client ends after so long without requests for its results; a living one asks within 10 s.
+        "spark.connect.execute.manager.detachedTimeout": "30s",
+        "spark.connect.execute.manager.maintenanceInterval": "5s",
+        "spark.connect.execute.reattachable.senderMaxStreamDuration": "10s",
+        # Idle sessions cost little; those of killed clients end then. A continuous run creates a new one.
+        "spark.connect.session.manager.defaultSessionTimeout": "30m",
     }
 
 
@@ -82,7 +67,8 @@ def start(
         shared_workers.unlink(missing_ok=True)
         plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
         whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
-    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
+    # Without memory it would not answer; it exits and is restarted.
+    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} -XX:+ExitOnOutOfMemoryError".strip()
     # Its own folder, which exists until the server ends.
     temporary = TemporaryFolder.make()
     options = whole.get(DEFAULT_JAVA_OPTIONS, "").replace(process_temporary_folder().java_option, "")
@@ -96,7 +82,10 @@ def start(
     }
     # Spark's defaults as for a JVM of a run's own: they hold a cluster's secret.
     command = [str(spark_home() / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
-    command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
+    if shared_workers is None:
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    else:
+        command += [shared_workers_server.__file__, str(shared_workers)]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
     finally:
@@ -115,11 +104,6 @@ def _escaped(value: str) -> str:
 
 #: Seconds within which the server must accept a connection.
 ACCEPT_S = 10.0
-
-#: Seconds until the first check whether it has, doubled each time.
-SOCKET_CHECK_S = 0.01
-
-CHUNK_BYTES = 1 << 16
 
 
 class PrivateSocket:
@@ -194,14 +178,14 @@ class PrivateSocket:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(CHUNK_BYTES):
+    while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
 
 
 async def _accepted_by(server: ServerProcess, ours: tuple[str, int], accept_s: float) -> bool:
     """Whether that process accepts our connection; waits until some process has."""
-    pause = SOCKET_CHECK_S
+    pause = 0.01
     with suppress(TimeoutError):
         async with asyncio.timeout(accept_s):
             while (process := find(server)) is not None:
@@ -213,7 +197,6 @@ async def _accepted_by(server: ServerProcess, ours: tuple[str, int], accept_s: f
 
 
 def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -> bool:
-    """Whether a process holds a connection from `port` to `peer`."""
     with suppress(psutil.Error):
         # Java's sockets are those of IPv6, with IPv4's addresses in them.
         return any(
@@ -221,54 +204,3 @@ def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -
             for c in process.net_connections("tcp")
         )
     return False
-
-
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-
-#: Columns of a line of these tables.
-_LOCAL = 1
-_REMOTE = 2
-_USER = 7
-_SOCKET = 9
-
-#: Not an id of a user: the process has closed its connection.
-NO_USER = -1
-
-
-def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
-    """Id of the user who owns `end` of a connection to `other`, both (address, port).
-
-    `NO_USER`: no such connection, it is closed already, or there is no table (`owners_are_known`).
-    """
-    wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
-    for table in TABLES:
-        with suppress(OSError):
-            lines = table.read_text().splitlines()[1:]
-            for line in lines:
-                parts = line.split()
-                if (parts[_LOCAL], parts[_REMOTE]) in wanted:
-                    return int(parts[_USER]) if parts[_SOCKET] != "0" else NO_USER
-    return NO_USER
-
-
-@lru_cache
-def owners_are_known() -> bool:
-    """Whether this system has such tables: tries a connection of this process."""
-    with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        return connection_owner(client.getsockname(), listener.getsockname()) == os.geteuid()
-
-
-def known_owner(end: tuple[str, int], other: tuple[str, int]) -> int | None:
-    """As `connection_owner`; None where this system does not say it."""
-    return connection_owner(end, other) if owners_are_known() else None
-
-
-def _hex(end: tuple[str, int], v6: bool) -> str:
-    """An address and port in the table's form: hexadecimal 32-bit words in native byte order."""
-    address = ipaddress.ip_address(end[0])
-    if v6 and address.version == 4:
-        address = ipaddress.ip_address(f"::ffff:{address}")
-    packed = address.packed
-    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
-    text = "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words)
-    return f"{text.upper()}:{end[1]:04X}"

@@ -11,6 +11,7 @@ import http.client
 import json
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,13 +21,11 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel, ConfigDict, ValidationError
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from game_events.config.network import within
 from game_events.config.settings import STACK_STATE_FILE
 from game_events.errors import ConfigurationError, TransientError
 from game_events.jvm import jars
-from game_events.jvm.java import find_java
 from game_events.jvm.private_folders import private_folder
 from game_events.plugins.local.servers.server_process import (
     HOST,
@@ -62,53 +61,31 @@ class StackState(BaseModel):
         """Its processes by name."""
         return {name: server for name in ("kafka", "registry") if (server := getattr(self, name)) is not None}
 
-    @property
-    def used_ports(self) -> dict[str, int]:
-        """Ports of its processes by name; the controller is part of Kafka's."""
-        used = {name: server.port for name, server in self.servers.items()}
-        return used | ({"controller": self.ports.controller} if self.kafka else {})
-
 
 class StackFiles:
     """Files below ``state_dir/stack``: ``stack.json`` while it runs, its last ports, and the lock that serialises changes."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._state_file = state_dir.resolve() / STACK_STATE_FILE
-        self.folder = self._state_file.parent
+        self.state = state_dir.resolve() / STACK_STATE_FILE
+        self.folder = self.state.parent
+        self.ports = self.folder / "ports.json"
         self.kafka_log = self.folder / "logs" / "kafka.log"
         self.registry_log = self.folder / "logs" / "registry.log"
-        self._ports_file = self.folder / "ports.json"
 
     def read(self) -> StackState | None:
         """The recorded state, with those of its processes that still run; None: missing or unreadable."""
         try:
-            state = StackState.model_validate_json(self._state_file.read_bytes())
+            state = StackState.model_validate_json(self.state.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
             return None
         return state.model_copy(update={name: None for name, server in state.servers.items() if find(server) is None})
 
     def write(self, state: StackState) -> None:
         """Record `state`; a reader sees the old or the new one."""
-        private_folder(self.folder)
-        _replace(self._state_file, state.model_dump_json(indent=2))
-        _replace(self._ports_file, state.ports.model_dump_json())
-
-    def remove_state(self) -> None:
-        """Forget the processes; data, logs and ports stay."""
-        self._state_file.unlink(missing_ok=True)
-
-    def last_ports(self) -> dict[str, int]:
-        """The ports of the stack's last run by name, or nothing."""
-        with suppress(OSError, ValidationError):
-            return Ports.model_validate_json(self._ports_file.read_bytes()).model_dump()
-        return {}
-
-    def remove_data(self) -> None:
-        """Remove all but the lock, which the caller holds."""
-        for name in ("data", "logs"):
-            if (self.folder / name).exists():
-                shutil.rmtree(self.folder / name)
-        self._ports_file.unlink(missing_ok=True)
+        for path, text in ((self.state, state.model_dump_json(indent=2)), (self.ports, state.ports.model_dump_json())):
+            new = path.with_name(path.name + ".new")
+            new.write_text(text + "\n")
+            new.replace(path)
 
     @contextmanager
     def locked(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -162,20 +139,22 @@ def up(
     files = StackFiles(state_dir)
     with files.locked(lambda: progress("waiting for another process that starts or stops this stack")):
         before = files.read()
-        last = before.ports.model_dump() if before else files.last_ports()
-        used = before.used_ports if before else {}
+        running = before.servers if before else {}
+        used = {name: server.port for name, server in running.items()}
+        if before and before.kafka:
+            used["controller"] = before.ports.controller
+        last: dict[str, int] = {}
+        with suppress(OSError, ValidationError):
+            last = Ports.model_validate_json(files.ports.read_bytes()).model_dump()
         ports = choose_ports({"kafka": kafka_port, "registry": registry_port}, used, last)
         state = StackState(
-            kafka_bootstrap_servers=f"{HOST}:{ports.kafka}",
-            schema_registry_url=url(ports.registry),
-            ports=ports,
-            **(before.servers if before else {}),
+            kafka_bootstrap_servers=f"{HOST}:{ports.kafka}", schema_registry_url=url(ports.registry), ports=ports, **running
         )
         try:
             state = _start_missing(state, files, progress)
             _wait_until_healthy(state, files, start_timeout_s)
         except BaseException:  # Ctrl-C as well: nothing stays behind that no file records
-            _undo(files, before)
+            _undo(files, running)
             raise
         return state
 
@@ -192,9 +171,12 @@ def down(state_dir: Path, *, delete_data: bool = False) -> bool:
         state = files.read()
         running = list(state.servers.values()) if state else []
         stop(running)
-        files.remove_state()
-        if delete_data:
-            files.remove_data()
+        files.state.unlink(missing_ok=True)
+        if delete_data:  # all but the lock, which is held
+            for name in ("data", "logs"):
+                if (files.folder / name).exists():
+                    shutil.rmtree(files.folder / name)
+            files.ports.unlink(missing_ok=True)
     return bool(running)
 
 
@@ -211,68 +193,49 @@ def _start_missing(state: StackState, files: StackFiles, progress: jars.Progress
     """Start what `state` has no process for; each is recorded as soon as it exists."""
     if state.kafka is not None and state.registry is not None:
         return state
-    parts = jars.stack_parts(progress)
-    java = find_java()
+    parts = jars.folder_of(jars.STACK, progress)
     if state.registry is None:
         progress(f"starting the Schema Registry on port {state.ports.registry}")
-        registry = start_registry(java, parts.registry, files.folder, port=state.ports.registry, log=files.registry_log)
+        registry = _start_registry(parts / "registry", files.folder, port=state.ports.registry, log=files.registry_log)
         state = state.model_copy(update={"registry": registry})
         files.write(state)
     if state.kafka is None:
         progress(f"starting Kafka on port {state.ports.kafka}")
-        kafka = start_kafka(java, parts.kafka, files.folder, ports=state.ports, log=files.kafka_log)
+        kafka = start_kafka(parts / "kafka", files.folder, ports=state.ports, log=files.kafka_log)
         state = state.model_copy(update={"kafka": kafka})
         files.write(state)
     return state
 
 
 def _wait_until_healthy(state: StackState, files: StackFiles, timeout_s: float) -> None:
-    """Return when both answer; raise when one ends or time is up."""
+    deadline = time.monotonic() + timeout_s
     waiting = {
         "Kafka": (state.kafka, kafka_is_healthy, files.kafka_log),
         "the Schema Registry": (state.registry, registry_is_healthy, files.registry_log),
     }
-
-    def still_waiting() -> bool:
+    while waiting:
         for name, (server, is_healthy, log) in list(waiting.items()):
             if server is None or find(server) is None:
                 raise ConfigurationError(f"{name} ended while starting; the last lines of {log}:\n{last_lines(log)}")
             if is_healthy(server.port):
                 del waiting[name]
-        return bool(waiting)
-
-    try:
-        Retrying(retry=retry_if_result(bool), stop=stop_after_delay(timeout_s), wait=wait_fixed(POLL_S))(still_waiting)
-    except RetryError:
-        ends = [f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items()]
-        raise TransientError(
-            f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
-        ) from None
+        if waiting and time.monotonic() > deadline:
+            ends = "\n".join(f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items())
+            raise TransientError(f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n{ends}")
+        time.sleep(POLL_S)
 
 
-def _undo(files: StackFiles, before: StackState | None) -> None:
-    """Stop what was started since `before`."""
+def _undo(files: StackFiles, kept: Mapping[str, ServerProcess]) -> None:
+    """Stop what was started besides the servers that ran before."""
     state = files.read()
     if state is None:
         return
-    kept = before.servers if before else {}
     stop([server for name, server in state.servers.items() if name not in kept])
     if kept:
         files.write(state.model_copy(update={"kafka": kept.get("kafka"), "registry": kept.get("registry")}))
     else:
-        files.remove_state()
+        files.state.unlink(missing_ok=True)
 
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(text + "\n")
-    new.replace(path)
-
-
-#: 350 MB are resident with this heap; the log cleaner alone asks for 128 MB.
-KAFKA_HEAP = "512m"
-
-FORMAT_TIMEOUT_S = 60
 
 HEALTH_TIMEOUT_S = 5
 
@@ -285,8 +248,9 @@ DATA = Path("data/kafka")
 
 PROPERTIES = Path("data/server.properties")
 
-#: Fast to start: shared class data, no parallel collector on a small heap.
-JVM_OPTIONS = (f"-Xmx{KAFKA_HEAP}", f"-Xms{KAFKA_HEAP}", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
+#: 350 MB are resident with this heap; the log cleaner alone asks for 128 MB. Fast to start: shared class data, no parallel
+#: collector on a small heap.
+JVM_OPTIONS = ("-Xmx512m", "-Xms512m", "-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 
 
 def properties(ports: Ports) -> dict[str, str]:
@@ -324,7 +288,7 @@ def properties(ports: Ports) -> dict[str, str]:
 
 
 def start_kafka(
-    java: Path, jars: Path, folder: Path, *, ports: Ports, log: Path, conf: Mapping[str, str] | None = None
+    class_path: Path, folder: Path, *, ports: Ports, log: Path, conf: Mapping[str, str] | None = None
 ) -> ServerProcess:
     """Start the broker with the jars of a folder; a new data folder is formatted, ConfigurationError if it cannot be.
 
@@ -333,26 +297,16 @@ def start_kafka(
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     lines = [f"{key}={value}\n" for key, value in (conf or properties(ports)).items()]
     (folder / PROPERTIES).write_text("".join(lines))
-    command = [str(java), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", "-cp", f"{jars}/*"]
+    command = [str(jars.find_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", "-cp", f"{class_path}/*"]
     if not (folder / DATA / "meta.properties").exists():
-        _format(command, folder)
+        cluster_id = "g" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # must not begin with a hyphen
+        arguments = ["--config", PROPERTIES.as_posix(), "--cluster-id", cluster_id, "--ignore-formatted"]
+        tool = [*command, "kafka.tools.StorageTool", "format", *arguments]
+        answer = subprocess.run(tool, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
+        if answer.returncode != 0:
+            output = (answer.stdout + answer.stderr).strip()[-2000:]
+            raise ConfigurationError(f"Kafka cannot format its data folder {folder / DATA}:\n{output}")
     return spawn([*command, "kafka.Kafka", PROPERTIES.as_posix()], port=ports.kafka, cwd=folder, log=log)
-
-
-def _format(command: list[str], folder: Path) -> None:
-    cluster_id = "g" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # must not begin with a hyphen
-    arguments = ["--config", PROPERTIES.as_posix(), "--cluster-id", cluster_id, "--ignore-formatted"]
-    answer = subprocess.run(
-        [*command, "kafka.tools.StorageTool", "format", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=FORMAT_TIMEOUT_S,
-        check=False,
-    )
-    if answer.returncode != 0:
-        output = (answer.stdout + answer.stderr).strip()[-2000:]
-        raise ConfigurationError(f"Kafka cannot format its data folder {folder / DATA}:\n{output}")
 
 
 def kafka_is_healthy(port: int) -> bool:
@@ -366,8 +320,6 @@ def kafka_is_healthy(port: int) -> bool:
         return False
 
 
-REGISTRY_HEAP = "384m"
-
 API = "/apis/ccompat/v7"
 
 #: Below the stack's folder, which is the working directory. H2 wants the ``./``.
@@ -379,8 +331,7 @@ def url(port: int) -> str:
     return f"http://{HOST}:{port}{API}"
 
 
-def start_registry(java: Path, distribution: Path, folder: Path, *, port: int, log: Path) -> ServerProcess:
-    """Start the registry of an unpacked distribution; its data are below the stack's folder."""
+def _start_registry(distribution: Path, folder: Path, *, port: int, log: Path) -> ServerProcess:
     (folder / DATABASE).parent.mkdir(parents=True, exist_ok=True)
     (runner,) = distribution.glob("*-runner.jar")
     options = {
@@ -392,8 +343,8 @@ def start_registry(java: Path, distribution: Path, folder: Path, *, port: int, l
         "java.awt.headless": "true",
     }
     # The first compiler level only: half the time to start, and it serves a few requests a minute.
-    jvm = [f"-Xmx{REGISTRY_HEAP}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-    command = [str(java), *jvm, *(f"-D{key}={value}" for key, value in options.items()), "-jar", str(runner)]
+    jvm = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+    command = [str(jars.find_java()), *jvm, *(f"-D{key}={value}" for key, value in options.items()), "-jar", str(runner)]
     return spawn(command, port=port, cwd=folder, log=log)
 
 

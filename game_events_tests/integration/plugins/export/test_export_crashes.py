@@ -18,7 +18,7 @@ from game_events.lakehouse.tables import EXPORT_CALLS, paths
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export.delivery import ExportTarget
 from game_events.plugins.export.rows import OnReplaced
-from game_events.plugins.export.run import Export, _take_over, export_status, plan_slice
+from game_events.plugins.export.run import Exporter, _take_over, export_status
 from game_events.plugins.export.tables import ExportTables
 from game_events.plugins.export.worker import SendChunks
 from game_events_tests.support.killing.sitecustomize import killed_at
@@ -91,7 +91,7 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
     with receiving(tmp_path / "log") as receiver:
         pipeline = world.pipeline(receiver, rest_rows_per_call=3)
         target, tables = ExportTarget.of(pipeline.settings), ExportTables.of(pipeline.lakehouse, "gamer_id")
-        assert plan_slice(pipeline, tables, RunReport(), Export(), OnReplaced())
+        assert Exporter(pipeline, RunReport()).plan_slice(OnReplaced())
         planned = tables.planned.open()
         assert planned is not None
         waiting = tables.waiting(planned, None)

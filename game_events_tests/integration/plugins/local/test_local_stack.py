@@ -174,6 +174,7 @@ def test_a_stale_state_file_is_replaced_and_the_program_that_has_the_pid_now_is_
         }
         (state_dir / STACK_STATE_FILE).parent.mkdir(parents=True)
         (state_dir / STACK_STATE_FILE).write_text(json.dumps(state))
+        (state_dir / STACK_STATE_FILE).with_name("ports.json").write_text(json.dumps(state["ports"]))
         assert local_stack.status(state_dir).state.servers == {}
 
         fresh = local_stack.up(state_dir)

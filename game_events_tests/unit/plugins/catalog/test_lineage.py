@@ -216,7 +216,7 @@ def test_a_runs_error_is_told_without_secrets(make):
     now = datetime.now(UTC)
 
     def told(error):
-        event = LineageRun(pipeline, "refresh", now).ended(now, RunReport(), error)
+        event = LineageRun(pipeline, "refresh").ended(now, RunReport(), error)
         assert event.eventType.value == "FAIL"
         return event.run.facets["errorMessage"].message
 

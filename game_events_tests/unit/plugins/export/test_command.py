@@ -1,11 +1,18 @@
 """What `game-events export size` computes."""
 
-from game_events.plugins.export.command import size
+import pytest
 
 
-def test_tasks_and_cores_follow_from_littles_law():
-    found = size(rows_per_s=1_687, latency_ms=95, rows_per_call=10, calls_per_task=1)
-    assert (found.calls_per_s, found.calls_at_once, found.tasks, found.cores) == (168.7, 17, 17, 1)
-    assert size(1_687, 95, 10, 8).tasks == 3
-    assert size(100_000, 95, 100, 8).cores > 1
-    assert size(1, 1, 100, 8).tasks == 1
+@pytest.mark.parametrize(
+    ("rows_per_s", "latency_ms", "rows_per_call", "calls_per_task", "needs"),
+    [
+        (1_687, 95, 10, 1, {"calls_per_s": 168.7, "calls_at_once": 17, "tasks": 17, "cores": 1}),
+        (1_687, 95, 10, 8, {"tasks": 3}),
+        (100_000, 95, 100, 8, {"cores": 7}),
+        (1, 1, 100, 8, {"tasks": 1}),
+    ],
+)
+def test_tasks_and_cores_follow_from_littles_law(cli, rows_per_s, latency_ms, rows_per_call, calls_per_task, needs):
+    rate = ("--rows-per-s", str(rows_per_s), "--latency-ms", str(latency_ms))
+    calls = ("--rows-per-call", str(rows_per_call), "--calls-per-task", str(calls_per_task))
+    assert needs.items() <= cli("export", "size", *rate, *calls, "--json").result.items()

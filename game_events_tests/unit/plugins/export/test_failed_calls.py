@@ -20,7 +20,7 @@ def test_a_failed_call_with_only_erased_rows_does_not_wait(outcome: str, tmp_pat
     monkeypatch.setattr(worker, "FAILED", outcome)
     with receiving(tmp_path / "log", refuse_share=1.0) as receiver:
         sending = job(tmp_path, receiver.url, TASKS)
-        assert [sending.run_task(task)[0].failed for task in range(TASKS)] == [1] * TASKS
+        assert [sending.run_task(task)[0].failed_rows for task in range(TASKS)] == [1] * TASKS
     export._clear(sending.tables)
     pipeline = without_spark(tmp_path / "lakehouse")
     assert export_status(pipeline)["dead"] == {"chunks": 3, "rows": 3}

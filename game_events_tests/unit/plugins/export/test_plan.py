@@ -9,14 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export import run
 from game_events.plugins.export.rows import OnReplaced
-from game_events.plugins.export.run import Export
-from game_events.plugins.export.tables import ExportTables, planned_schema
-from game_events.plugins.export.worker import CutChunks
+from game_events.plugins.export.run import Exporter
+from game_events.plugins.export.tables import ExportTables
+from game_events.plugins.export.worker import Cut, CutChunks
 from game_events_tests.support.worlds.export import World
 from game_events_tests.unit.plugins.export.test_chunks import ORIGINS, rows
 
@@ -28,12 +26,11 @@ def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tri
     world = World(tmp_path, None)
     planned: list[tuple[int, int]] = []
     monkeypatch.setattr(run, "new_rows", lambda _, steps: planned.append((steps[0].above, steps[0].upto)))
-    monkeypatch.setattr(run, "_staged", lambda *_: [])
+    monkeypatch.setattr(Exporter, "_cut", lambda *_: Cut([], 0))
 
     def fixed(run_id: str, on_replaced: OnReplaced) -> bool:
         pipeline = replace(world.pipeline("http://127.0.0.1:1/"), run_id=run_id)
-        tables = ExportTables.of(pipeline.lakehouse, "gamer_id")
-        return run.plan_slice(pipeline, tables, RunReport(), Export(), on_replaced)
+        return Exporter(pipeline, RunReport()).plan_slice(on_replaced)
 
     on_replaced = OnReplaced(**{wish: frozenset({"chess"})})
     world.events(chess=2)
@@ -48,15 +45,16 @@ def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tri
 
 
 def test_rows_and_chunks_that_were_fixed_are_counted_of_one_slice_alone(tmp_path: Path):
-    tables, account = ExportTables.of(Lakehouse(str(tmp_path)), "gamer_id"), Export()
+    pipeline = World(tmp_path, None).pipeline("http://127.0.0.1:1/")
+    tables, exporter = ExportTables.of(pipeline.lakehouse, "gamer_id"), Exporter(pipeline, RunReport())
+    account = exporter.account
     for number in (1, 2):
         planned = tables.planned.open()
-        writer = StagedWriter(tables.planned, planned_schema("gamer_id"))
-        for part in CutChunks(tables.planned, "gamer_id", number, 3, 10_000, ORIGINS).cut([rows(*[10] * 7)], 0):
-            writer.write(part)
-        run._commit(tables, planned, writer.close(), {}, {}, account)
+        batches = rows(*[10] * 7).to_batches()
+        cut = CutChunks(tables.planned, "gamer_id", number, 3, 10_000, ORIGINS).stage(batches)
+        exporter._commit(planned, cut, {}, {})
         assert (account.planned_rows, account.planned_chunks) == (7 * number, 3 * number)
-    run._commit(tables, tables.planned.open(), [], {}, {}, account)
+    exporter._commit(tables.planned.open(), Cut([], 0), {}, {})
     assert (account.planned_rows, account.planned_chunks) == (14, 6)
 
 
@@ -68,6 +66,6 @@ def test_files_without_rows_are_no_work_and_end_the_export(tmp_path: Path, monke
     tables = ExportTables.of(pipeline.lakehouse, "gamer_id")
     # What Spark's job makes of them.
     monkeypatch.setattr(run, "file_rows", lambda *_: None)
-    monkeypatch.setattr(run, "_staged", lambda *_: [])
-    assert not run.plan_files(pipeline, tables, Export(), str(folder))
+    monkeypatch.setattr(Exporter, "_cut", lambda *_: Cut([], 0))
+    assert not Exporter(pipeline, RunReport()).plan_files(str(folder))
     assert tables.planned.open() is None

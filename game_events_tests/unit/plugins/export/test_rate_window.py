@@ -21,14 +21,13 @@ def simulated(limit, seconds, work, in_flight, stall=0.0, now=0.0):
     """
     chance, arrivals, running = random.Random(1), [], []  # noqa: S311
     while now < seconds:
-        for end, number in [r for r in running if r[0] <= now]:
-            limit.release(number, end)
-            running.remove((end, number))
-        number = limit.acquire(now) if len(running) < in_flight else None
-        if number is not None:
+        for end, granted in [r for r in running if r[0] <= now]:
+            limit.release(granted, end)
+            running.remove((end, granted))
+        if len(running) < in_flight and limit.acquire(now):
             there, back = (0.002 + stall * chance.random() ** 4 for _ in range(2))
             arrivals.append(now + there)
-            running.append((now + there + work(chance) + back, number))
+            running.append((now + there + work(chance) + back, now))
             continue
         waits = [r[0] for r in running]
         if len(running) < in_flight:
@@ -67,18 +66,19 @@ def test_callers_who_always_want_to_call_use_more_than_95_percent_of_the_cap(lat
 
 def test_a_call_that_is_never_answered_gives_its_place_back():
     limit = window(1, 0)
-    assert limit.acquire(0.0) == 1
-    assert limit.acquire(1.0) is None
+    assert limit.acquire(0.0)
+    assert not limit.acquire(1.0)
     assert limit.wait_s(1.0) == pytest.approx(GRACE_S)
-    assert limit.acquire(1.0 + GRACE_S) == 2
-    limit.release(1, 20.0)  # an answer that comes after all changes nothing
-    assert limit.acquire(1.1 + GRACE_S) is None
+    assert limit.acquire(1.0 + GRACE_S)
+    limit.release(0.0, 20.0)  # an answer that comes after all changes nothing
+    assert not limit.acquire(1.1 + GRACE_S)
 
 
 def test_without_a_cap_every_call_may_be_made():
     limit = window(0, 0)
     for _ in range(1000):
-        limit.release(limit.acquire(0.0), 0.0)
+        assert limit.acquire(0.0)
+        limit.release(0.0, 0.0)
     assert limit.ages(0.0) == []
 
 
@@ -101,6 +101,6 @@ def test_a_micro_batch_counts_the_calls_of_the_one_before(latency, per_s, per_mi
 def test_a_used_up_window_lets_nobody_call_until_all_of_it_has_passed():
     limit = window(2, 3)
     limit.resume_used_up(100.0)
-    assert limit.acquire(100.0) is None
+    assert not limit.acquire(100.0)
     assert limit.wait_s(100.0) == pytest.approx(60.0 + GRACE_S)
-    assert limit.acquire(160.1 + GRACE_S) is not None
+    assert limit.acquire(160.1 + GRACE_S)

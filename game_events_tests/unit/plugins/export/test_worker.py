@@ -68,7 +68,7 @@ def test_the_cap_holds_in_every_second_at_the_receiver_also_over_two_micro_batch
             sending = replace(job(tmp_path, receiver.url, chunks, 1, rest_calls_per_s=40), counted=counted)
             account, files = sending.run_task(0)
             sending.note(files)
-            assert (account.delivered, account.calls) == (chunks, chunks)
+            assert (account.delivered_rows, account.calls) == (chunks, chunks)
             counted = account.counted
             assert counted
         assert receiver.busiest(1.0) <= 40
@@ -86,7 +86,7 @@ def test_a_receiver_that_throttles_fails_hangs_and_closes_gets_every_chunk_also_
     quick = {"rest_retry_delay_s": 0.02, "rest_timeout_s": 0.4, "rest_max_attempts": 30}
     with receiving(tmp_path / "log", **faults, retry_after_s=1, seed=4) as receiver:
         account, _ = job(tmp_path, receiver.url, 20, 1, rest_calls_per_s=1_000, **quick).run_task(0)
-        assert (account.delivered, account.stopped) == (20, None)
+        assert (account.delivered_rows, account.stopped) == (20, None)
         assert account.calls == len(receiver.calls)
         assert account.answers.keys() == {"200", "429", "503", "timeout", "connection broken"}
 
@@ -95,7 +95,7 @@ def test_a_task_that_spark_tries_again_lets_a_window_pass_as_it_does_not_know_th
     with receiving(tmp_path / "log") as receiver:
         sending = job(tmp_path, receiver.url, 2, 1, rest_calls_per_s=2)
         began = time.time()
-        assert sending.run_task(0, again=True)[0].delivered == 2
+        assert sending.run_task(0, again=True)[0].delivered_rows == 2
         assert receiver.calls[0]["time"] - began > 1.0 + GRACE_S
 
 
@@ -104,8 +104,8 @@ def test_an_attempt_of_spark_after_another_sends_only_what_is_not_noted(tmp_path
         sending = job(tmp_path, receiver.url, 9)
         first, files = sending.run_task(0)
         sending.note(files)
-        assert [first.delivered, sending.run_task(0, again=True)[0].delivered] == [3, 0]
-        assert [sending.run_task(n, again=True)[0].delivered for n in (1, 2)] == [3, 3]
+        assert [first.delivered_rows, sending.run_task(0, again=True)[0].delivered_rows] == [3, 0]
+        assert [sending.run_task(n, again=True)[0].delivered_rows for n in (1, 2)] == [3, 3]
         assert len(receiver.calls) == 9
 
 
@@ -134,7 +134,7 @@ def test_chunks_of_a_table_that_was_deleted_and_made_anew_are_not_taken_for_thos
             sending = job(tmp_path, receiver.url, chunks)
             done = [sending.run_task(task) for task in range(TASKS)]
             sending.note([file for _, files in done for file in files])
-            assert sum(account.delivered for account, _ in done) == chunks
+            assert sum(account.delivered_rows for account, _ in done) == chunks
             rmtree(sending.tables.planned.uri)
 
 

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.plugins.local.producer.messages import KafkaWriter, Pacer
+from game_events.plugins.local.producer.messages import KafkaWriter
 from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
 from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
 from game_events.sources.source import MicroBatch, Partition, SourceContext
@@ -92,17 +92,6 @@ def test_an_error_inside_is_not_hidden_by_the_flush():
     with pytest.raises(KeyboardInterrupt), KafkaWriter(settings) as writer:
         writer.write(b"value", b"key", "rummy")
         raise KeyboardInterrupt
-
-
-def test_the_pacer_holds_the_rate(monkeypatch):
-    slept = []
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    monkeypatch.setattr("time.sleep", slept.append)
-    pacer = Pacer(100)
-    assert pacer.chunk == 5
-    pacer.pace(50)
-    Pacer(None).pace(50)
-    assert slept == [0.5]
 
 
 class Answers:

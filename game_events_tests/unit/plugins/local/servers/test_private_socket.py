@@ -18,8 +18,7 @@ import pytest
 from game_events.jvm.private_folders import TemporaryFolder
 from game_events.plugins.local.servers.connect_server import PrivateSocket
 from game_events.plugins.local.servers.server_process import HOST, ServerProcess, find, free_ports, spawn, stop
-from game_events.spark.connect import TOKEN_VARIABLE
-from game_events.spark.connect_channel import channel_to
+from game_events.spark.connect import TOKEN_VARIABLE, channel_to
 from game_events_tests.support.waiting import until
 
 CALL = "/spark.connect.SparkConnectService/Config"
