@@ -20,7 +20,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txns
 from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
-from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.storage import refuse_unsafe_store
 from game_events.lakehouse.tables import Layer, names_of
 from game_events.pipeline.bronze.offsets import (
     OffsetPlan,
@@ -108,7 +108,7 @@ def _is_planned_again(pipeline: Pipeline, part: MicroBatch, error: Exception) ->
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
     """Create bronze with the offsets that it starts from."""
-    refuse_unsafe_store(pipeline.lakehouse)
+    refuse_unsafe_store(pipeline.lakehouse.root, pipeline.lakehouse.options)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
