@@ -32,9 +32,8 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Landed, commit, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.commit import Landed, commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
-from game_events.lakehouse.commits.history import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
 from game_events.lakehouse.data.columns import (
     COORDINATES,

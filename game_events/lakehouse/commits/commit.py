@@ -8,6 +8,7 @@ Retries of work that lost its commit to a concurrent writer.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -22,13 +23,21 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Gam
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.evolution import CommitOutcome, evolve, new_mark, outcome_of, same_columns, with_features
 from game_events.lakehouse.commits.log import Changes, TableLog, make_table, write_version
-from game_events.lakehouse.commits.transactions import restored_between, txn
+from game_events.lakehouse.commits.transactions import (
+    RESTORE_CHECKED,
+    erasures,
+    marks_of,
+    restored_between,
+    restored_lately,
+    txn,
+    version_before_restores,
+)
 from game_events.lakehouse.data.columns import comments_of, describe, described
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, log_retention_s, note_of, of_columns
 from game_events.lakehouse.storage import storage_error, write_out
-from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, is_made_again, marked
-from game_events.lakehouse.tables import OWN_TABLES, Table, files_of, paths, table_id
+from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, REBUILD, is_made_again, marked
+from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, files_of, paths, table_id
 
 log = logging.getLogger(__name__)
 
@@ -369,6 +378,47 @@ def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | 
         except (OSError, DeltaError, DataError) as error:  # stays for the next time, or for maintenance
             log.warning("table=%s log_not_shortened=%r", table.name, str(error))
     return handle
+
+
+def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None) -> DeltaTable:
+    """Return a version of the table that lacks no row because of a restore; one small file is read.
+
+    Commits that are planned from it compare its version (`Commit.from_version`). A restore that was undone is acknowledged by a
+    commit without rows.
+
+    `rebuild`: the way out where the restore cannot be undone; None: the table's usual one.
+
+    Raises:
+        DataError: the table was restored; the message names table, version and command.
+    """
+    while restored_lately(table, marks_of(table), handle.version()):
+        version = version_before_restores(table, handle.version(), marks_of(table))
+        before = _before(table, handle, version)
+        if before is None or set(before.file_uris()) != set(handle.file_uris()):
+            raise DataError(_refusal(table, version if before is not None else None, rebuild))
+        with suppress(ConflictError):  # another process was first, or the table was restored again
+            commit(without_rows(table, handle, {RESTORE_CHECKED: "nothing was lost"}, {}, {}))
+        handle = table.open() or handle
+    return handle
+
+
+def _before(table: Table, handle: DeltaTable, version: int) -> DeltaTable | None:
+    """The table before the restore; None: the log does not reach back, or it has rows that were erased since."""
+    with suppress(DeltaError, OSError):
+        before = DeltaTable(table.uri, version=version, storage_options=table.options)
+        return before if erasures(before) == erasures(handle) else None
+    return None
+
+
+def _refusal(table: Table, version: int | None, rebuild: str | None) -> str:
+    ways = [rebuild or f"delete the table and run {REBUILD}" if table.key == QUARANTINE else rebuild or f"run {REBUILD}"]
+    if version is not None:
+        undo = f"RESTORE TABLE delta.`{table.uri}` TO VERSION AS OF {version}"
+        ways.insert(0, f'undo the restore ({undo}; or in Python deltalake.DeltaTable("{table.uri}").restore({version}))')
+    return (
+        f"{table.name} was restored to an older version: rows that came since are gone, and no run reads them again, as their "
+        f"offsets are committed. Nothing was done. To go on, {', or '.join(ways)}"
+    )
 
 
 P = ParamSpec("P")
