@@ -1,19 +1,15 @@
-"""Maintenance of tables: compaction, renewal of statistics, unreferenced files.
+"""Maintenance of tables: compaction, renewal of statistics, deletion of files (docs/decisions/0021: why not delta-rs').
 
-Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
+Compaction and renewal: same rows in other files, in compare-and-set commits beside which appends go on. `_batch` is unchanged,
+and with it all progress.
 
-Files are merged by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per class.
-`_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.
+Compaction merges files by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per
+class. Renewed are files by whose statistics readers miss rows (`data/staging.py`): those of earlier releases, and of other
+engines. The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit
+of an earlier release.
 
-Renewal of files by whose statistics readers miss rows (`data/staging.py`): files of earlier releases, and of other engines.
-
-The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit of an
-earlier release. Same rows, in compare-and-set commits beside which appends go on, as in a compaction.
-
-Deletion of files that no version of a table needs: removed ones, by their time in the log, and orphans of killed runs.
-
-A removed file is deleted when its removal is old enough, so staged files are never touched. Why not delta-rs':
-docs/decisions/0021-own-compaction-and-deletion.md.
+Deleted are files that no version of a table needs: removed ones when their removal, by the log, is old enough, so staged files
+are never touched; and orphans of killed runs.
 """
 
 import re
@@ -82,21 +78,17 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = add_actions(handle)
     order = "min._batch" if "min._batch" in actions.column_names else "modification_time"
-    bounds = _told_apart_by(table, handle, actions)
+    # With the same values in all files of a group.
+    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
+    for column in KEPT_APART.get(table.key, ()):
+        bounds += [f"min.{column}", f"max.{column}"]
+    bounds = [name for name in bounds if name in actions.column_names]
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file in actions.sort_by([(order, "ascending")]).select(["path", "size_bytes", *bounds]).to_pylist():
         if file["size_bytes"] * 2 <= goal.bytes:
             key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
             classes[key].append((file["path"], file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
-
-
-def _told_apart_by(table: Table, handle: DeltaTable, actions: pa.Table) -> list[str]:
-    """Columns of `add_actions` with the same values in all files of a group."""
-    names = [f"partition.{column}" for column in handle.metadata().partition_columns]
-    for column in KEPT_APART.get(table.key, ()):
-        names += [f"min.{column}", f"max.{column}"]
-    return [name for name in names if name in actions.column_names]
 
 
 def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
@@ -129,20 +121,25 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
         ConflictError: a concurrent writer replaced one of them; nothing is changed.
         TransientError: the outcome of the commit is unknown; the table is right either way.
     """
-    partition = handle.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-    writer = StagedWriter(table, schema, folder=group[0][: group[0].rfind("/") + 1])
-    try:
-        for rows in read_parts(table, schema, group, BATCH_ROWS):
-            writer.write(rows)
-        files = writer.close()
-    except BaseException:
-        writer.abort()
-        raise
+    files = _written_again(table, handle, group)
     failpoints.reach("joined_staged", table.name)
     landed = _replace(table, handle, group, files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
+
+
+def _written_again(table: Table, handle: DeltaTable, paths: list[str]) -> list[StagedFile]:
+    """The rows of files of one partition in new files of that."""
+    partition = handle.metadata().partition_columns
+    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+    writer = StagedWriter(table, schema, folder=paths[0][: paths[0].rfind("/") + 1])
+    try:
+        for rows in read_parts(table, schema, paths, BATCH_ROWS):
+            writer.write(rows)
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
@@ -171,7 +168,6 @@ GROUP_FILES, GROUP_BYTES = 500, 256 * 1024 * 1024
 
 #: Characters that delta-rs reads wrongly where they are escaped, or reads in their place.
 _BEYOND_16_BITS = r"[\x{10000}-\x{10FFFF}]"
-
 _CODEC = re.compile(r"\.(\w+)\.parquet$")
 
 
@@ -208,17 +204,14 @@ def _floating(handle: DeltaTable) -> pa.Schema:
 def _escaped(actions: pa.Table) -> list[bool]:
     """Whether a bound of each file has a character beyond 16 bits."""
     is_beyond = pa.repeat(False, actions.num_rows)
+    text_types = (pa.string(), pa.large_string(), pa.string_view())
     for name in actions.column_names:
         column = actions.column(name)
-        if name.startswith(("min.", "max.")) and _is_text(column.type):
+        if name.startswith(("min.", "max.")) and column.type in text_types:
             texts = column.cast(pa.string())
             is_beyond = pc.or_(is_beyond, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
     flags: list[bool] = is_beyond.to_pylist()
     return flags
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
 def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) -> Iterator[list[OutdatedFile]]:
@@ -233,8 +226,8 @@ def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) ->
             group = []
             size = 0
         group.append(file)
-        size = size + file.size
-        total = total + file.size
+        size += file.size
+        total += file.size
     if group:
         yield group
 
@@ -255,7 +248,7 @@ def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterabl
     try:
         for path in paths:
             if _is_misleading(table, columns, path):
-                files += _rewritten(table, handle, path)
+                files += _written_again(table, handle, [path])
             else:
                 files.append(_renamed(lakehouse, table, path))
     except BaseException:
@@ -295,20 +288,6 @@ def _holds(numbers: pa.Array) -> bool:
     return bool((np.isnan(values) | ((values == 0) & np.signbit(values))).any())
 
 
-def _rewritten(table: Table, handle: DeltaTable, path: str) -> list[StagedFile]:
-    """A file's rows in a new file of the same partition."""
-    partition = handle.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-    writer = StagedWriter(table, schema, folder=path[: path.rfind("/") + 1])
-    try:
-        for rows in read_parts(table, schema, [path], BATCH_ROWS):
-            writer.write(rows)
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-
-
 def _renamed(lakehouse: Lakehouse, table: Table, path: str) -> StagedFile:
     """A copy of a file in the same partition, with a current name."""
     codec = _CODEC.search(path)
@@ -340,14 +319,14 @@ class ReplacedFiles:
         newest = handle.version()
         if self._read_until is None:
             versions = [v for v in log.versions() if v <= newest]
-            removals = log.removed_before_checkpoint()
+            removals = [log.removed_before_checkpoint()]
         else:
             versions = list(range(self._read_until + 1, newest + 1))
             removals = []
-        for version in versions:
-            removals += log.removed_by(version)
+        removals += map(log.removed_by, versions)
         for removed in removals:
-            self.waiting[removed.path] = max(removed.at_ms, self.waiting.get(removed.path, 0))
+            for path, at_ms in removed.items():
+                self.waiting[path] = max(at_ms, self.waiting.get(path, 0))
         self.entries += len(versions)
         self._read_until = newest
 

@@ -37,7 +37,6 @@ from game_events.errors import ConfigurationError, DataError, GameEventsError, T
 
 #: Schemes of a lakehouse; Spark needs jars of its own for those that are not S3's (docs/object-store.md).
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
-
 S3 = frozenset({"s3", "s3a"})
 
 #: Where no region is named: stores behind an address of their own (MinIO, Ceph, versitygw) take any.
@@ -219,7 +218,6 @@ _ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 
 #: A worker's own error of a store, in the text of Spark's.
 _EXPLAINED = re.compile(r"game_events\.errors\.(ConfigurationError|TransientError): (object store .*)")
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 #: Characters of what a storage or Spark says, in a message.
@@ -228,7 +226,6 @@ LONGEST = 300
 #: Texts of Linux and Rust's standard library (`os error N`).
 FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 DENIED = ("Read-only file system", "Permission denied", "Operation not permitted", "os error 30", "os error 13)", "os error 1)")
-
 _STAYS = "What was committed stays, nothing else is visible, and the next run goes on from there"
 
 

@@ -60,11 +60,8 @@ _LAST_PLAIN, _LISTED = 5, 7
 
 #: Name of what an unlisted version asks for.
 _IDENTITY = "identityColumns"
-
 _MAPPING = "delta.columnMapping.mode"
-
 _CONSTRAINT = "delta.constraints."
-
 _APPEND_ONLY = "delta.appendOnly"
 
 #: Beginning of a key in a column's metadata -> what it makes of the column.
@@ -280,7 +277,6 @@ class Retention:
 #: first release begins with 3: game_events 0.1, which was never released and knows other transaction ids, wrote 1 and 2, and
 #: refuses what is higher.
 FORMAT, PARTITIONED = 3, 4
-
 KEY = "game_events.format"
 
 

@@ -33,7 +33,7 @@ from game_events.config.settings import Settings
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, of_columns, read_add_actions, read_data_files
+from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, data_files, of_columns, read_add_actions
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import delta_options, has_no_content, store_errors_named, unopenable
 from game_events.lakehouse.table_properties import (
@@ -107,9 +107,7 @@ class Labels:
 
 
 BRONZE = "bronze_events"
-
 QUARANTINE = "quarantine_events"
-
 UNIFIED = "gold_unified_player_agg"
 
 #: Silver of all games, in the layout `partitioned`.
@@ -117,13 +115,9 @@ SILVER = "silver_events"
 
 #: Values of `GAME_EVENTS_SILVER_LAYOUT`.
 TABLES, PARTITIONED = "tables", "partitioned"
-
 SCHEMAS = "schemas"
-
 EVENT_LOG = "event_log"
-
 ERASED_PEOPLE = "erased_people"
-
 SOURCE_FILES = "source_files"
 
 #: Of the export over HTTP: planned calls, outcome of each call, failed calls.
@@ -134,7 +128,6 @@ EXPORT_TABLES = (EXPORT_CALLS, EXPORT_OUTCOMES, EXPORT_FAILED_CALLS)
 
 #: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
 PART_PATH = r"=([^/=]+)/[^/]+$"
-
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 
 #: All tables but those of games.
@@ -202,12 +195,12 @@ def version_of(handle: DeltaTable | None) -> int | None:
 
 def add_actions(handle: DeltaTable) -> pa.Table:
     """The files of a version with all statistics, read from the log: columns `min.{column}`, `max.{column}` for each column."""
-    return handle.actions() if isinstance(handle, Part) else read_add_actions(handle)
+    return handle.whole.actions_of(handle.game) if isinstance(handle, Part) else read_add_actions(handle)
 
 
 def files_of(handle: DeltaTable) -> tuple[DataFile, ...]:
     """The files of a version."""
-    return handle.files() if isinstance(handle, OpenTable) else read_data_files(handle)
+    return handle.files() if isinstance(handle, OpenTable) else data_files(read_add_actions(handle))
 
 
 def paths(handle: DeltaTable) -> list[str]:

@@ -5,7 +5,7 @@ Commits of 1,000 parts, one by one, would be 1,000 versions of one table, each a
 Guarantee: of the plans whose transaction ids are unchanged all are in one version, or none; a plan that has lost to a
 concurrent writer does not keep the others from it.
 
-Work for each game, in as many threads as the storage's latency asks for; commits, each failing alone.
+And work for each game, in as many threads as the storage's latency asks for, each failing alone.
 """
 
 import logging
@@ -86,7 +86,11 @@ class _Group:
         if not isinstance(whole, PartedTable):
             return None
         if restored(whole):
-            note_restored(self._table, whole)
+            # For every part: the next commit to one of them would hide the restore from the others.
+            noted = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
+            info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
+            none = pa.schema([])
+            commit(Commit(self._table, none, [], {}, noted, table_id(whole), whole.version(), info=info, from_table=whole))
             whole = self._table.open()
         return whole if isinstance(whole, PartedTable) else None
 
@@ -148,17 +152,6 @@ def _require(plan: Commit, part: Part | None) -> None:
     require(plan if is_the_same else replace(plan, from_version=None), part)
 
 
-def note_restored(table: Table, whole: PartedTable) -> None:
-    """Note for every part that the table was restored: the next commit to one of them would hide it from the others."""
-    advance = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
-    info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
-    commit(
-        Commit(
-            table, pa.schema([]), [], {}, advance, table_id(whole), from_version=whole.version(), info=info, from_table=whole
-        )
-    )
-
-
 def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schema:
     """The columns of all plans so far and of another one, and the one that names the game.
 
@@ -198,7 +191,6 @@ def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
 
 
 def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]) -> Commit:
-    """One commit of all plans."""
     columns = pa.schema([])
     for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
         columns = _with_columns(table, columns, schema)
@@ -208,10 +200,14 @@ def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]
     info: dict[str, str] = {}
     for game, plan in plans.items():
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
-        moved = _moved(plan, state)
+        moved = dict(plan.set_transactions)
+        if plan.replace and state.transactions.get(Txn.RESTORED):  # with all rows replaced, it does not matter any more
+            moved[Txn.RESTORED] = 0
         expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expect_transactions, *moved)}
         advance |= {of_part(app, game): to for app, to in moved.items()}
-        removed |= _removed(plan, state)
+        removed |= plan.rewritten
+        if plan.replace or not state.transactions:  # files of no part are leftovers
+            removed.update(unquote(file.path) for file in state.files)
         _add_info(info, plan.info)
     reshaped = whole is not None and _replaces_all(plans, whole)
     return Commit(
@@ -233,20 +229,6 @@ def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]
     )
 
 
-def _moved(plan: Commit, state: PartState) -> dict[str, int]:
-    """Transaction ids that a plan sets; with all rows replaced, a restore does not matter any more."""
-    if plan.replace and state.transactions.get(Txn.RESTORED):
-        return {**plan.set_transactions, Txn.RESTORED: 0}
-    return dict(plan.set_transactions)
-
-
-def _removed(plan: Commit, state: PartState) -> frozenset[str]:
-    """Paths of the files that a plan removes."""
-    if plan.replace or not state.transactions:  # files of no part are leftovers
-        return plan.rewritten.union(unquote(file.path) for file in state.files)
-    return plan.rewritten
-
-
 def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
     """Add one part's information: the highest batch, the sum of other numbers, the first of other texts."""
     for key, value in more.items():
@@ -266,7 +248,6 @@ def _landed(plan: Commit, landed: Landed, game: str) -> Landed:
 
 
 T = TypeVar("T")
-
 R = TypeVar("R")
 
 #: Games that are worked on alone, one after the other. The one between shows the storage's latency: the slowest may have made

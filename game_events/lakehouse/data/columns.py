@@ -1,13 +1,10 @@
-"""Columns of tables: those of event rows, and descriptions of columns and tables.
+"""Columns of tables: those of bronze, quarantine and silver besides the columns of messages, and descriptions of columns.
 
-Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages.
+Comments, owners and tags are in the metadata of columns, where Spark, Unity and other readers read them. A column's comment is
+the key `comment` (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners and tags are in the metadata of the
+first column, as the table's format is: delta-rs takes no table properties but Delta's.
 
-Column comments, owners and tags of a table, in the metadata of its columns, where Spark, Unity and other readers read them.
-
-A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners
-and tags are in the metadata of the first column, as the table's format is: delta-rs takes no table properties but Delta's.
-
-Guarantee: rows do not depend on them. What cannot be written is logged, and the rows are committed.
+Guarantee: rows do not depend on descriptions. What cannot be written is logged, and the rows are committed.
 """
 
 import json
@@ -31,11 +28,7 @@ log = logging.getLogger(__name__)
 #: Columns of a source's records: what bronze keeps of a record besides its decoded fields. `topic_id`, `partition` and
 #: `offset` tell every record from every other.
 RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
-
 HEADERS = "_kafka_headers"
-
-_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
 TIME = pa.timestamp("us", tz="UTC")
 
 #: Columns of the pipeline itself; they begin with an underscore, which no decoded column does.
@@ -47,7 +40,7 @@ OWN_COLUMNS = pa.schema(
         pa.field("_kafka_offset", pa.int64()),
         pa.field("_kafka_timestamp", TIME),
         pa.field("_kafka_key", pa.binary()),
-        pa.field(HEADERS, _HEADERS),
+        pa.field(HEADERS, pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
         pa.field("_schema_id", pa.int64()),
         pa.field("_schema_guid", pa.string()),
         pa.field("_raw_value", pa.binary()),
@@ -140,7 +133,6 @@ COMMENT = "comment"
 
 #: The schema id that a comment is of: an older schema's comment never takes the place of a newer one's.
 COMMENT_OF = "game_events.comment_of"
-
 OWNERS, TAGS = "game_events.owners", "game_events.tags"
 
 #: Keys that only describe.
@@ -243,21 +235,31 @@ def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) ->
 
 
 def described(table: Table, schema: pa.Schema) -> pa.Schema:
-    """A table's schema with comments (its own, else those of this project), owners and tags."""
+    """A table's schema with comments (its own, else those of this project), owners and tags.
+
+    Owners and tags that the settings lack stay as the table has them.
+    """
     own = own_comments(table.key, table.person)
+    labels = {OWNERS: list(table.owners), TAGS: dict(sorted(table.tags))}
+    labels_as_text = {key: json.dumps(value) for key, value in labels.items() if value}
     fields = []
     for index, item in enumerate(schema):
         # Owners and tags of the table that the columns come from are not this one's.
         metadata = {key: value for key, value in metadata_of(item).items() if key not in (OWNERS, TAGS)}
         if item.name in own:
             metadata.setdefault(COMMENT, own[item.name])
-        fields.append(item.with_metadata(metadata | (_labels(table) if index == 0 else {})))
+        fields.append(item.with_metadata(metadata | (labels_as_text if index == 0 else {})))
     return pa.schema(fields, metadata=schema.metadata)
 
 
 def comments_of(schema: pa.Schema) -> dict[str, str]:
     """Column -> comment, of those that have one."""
     return {f.name: metadata[COMMENT] for f in schema if COMMENT in (metadata := metadata_of(f))}
+
+
+def comments_in(handle: DeltaTable) -> dict[str, str]:
+    """`comments_of` a version of a table, for `of_columns`."""
+    return comments_of(pa.schema(handle.schema()))
 
 
 def owners_of(handle: DeltaTable) -> list[str]:
@@ -282,15 +284,9 @@ def describe(table: Table, handle: AnyTable, wanted: pa.Schema, description: str
     new, changed = _differences({f.name: f for f in handle.schema().fields}, wanted)
     if description == handle.metadata().description:
         description = None
-    if new or changed or description is not None:
-        table.require_writable()
-        return _described_anew(table, handle, new, changed, description) or handle
-    return handle
-
-
-def _described_anew(
-    table: Table, handle: DeltaTable, new: list[Field], changed: Mapping[str, dict[str, str]], description: str | None
-) -> OpenTable | None:
+    if not (new or changed or description is not None):
+        return handle
+    table.require_writable()
     try:
         alter = handle.alter
         if new:
@@ -301,7 +297,7 @@ def _described_anew(
             alter.set_table_description(description, post_commithook_properties=KEEP_LOG)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
-    return table.open()
+    return table.open() or handle
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
@@ -331,9 +327,3 @@ def _wanted_descriptions(metadata: Mapping[str, str], known: Mapping[str, str]) 
         if not is_newer or wants[COMMENT] == known[COMMENT]:
             return {key: value for key, value in wants.items() if key not in (COMMENT, COMMENT_OF)}
     return wants
-
-
-def _labels(table: Table) -> dict[str, str]:
-    """Owners and tags in the settings; what they lack stays as the table has it."""
-    labels = {OWNERS: list(table.owners), TAGS: dict(sorted(table.tags))}
-    return {key: json.dumps(value) for key, value in labels.items() if value}

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, Landed, commit
+from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txns
 from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.storage import refuse_unsafe_store
@@ -82,7 +82,7 @@ def load_bronze(
             _commit_micro_batch(pipeline, tables, plan, plan.micro_batch, report, one_pass)
         except (ConflictError, PySparkException, Py4JJavaError) as error:
             failures += 1
-            if failures >= CONFLICT_ATTEMPTS or not _is_planned_again(pipeline, plan.micro_batch, error):
+            if failures >= ATTEMPTS or not _is_planned_again(pipeline, plan.micro_batch, error):
                 raise
             continue
         if max_commits is not None and len(report.batches) >= max_commits:
