@@ -1,10 +1,6 @@
-"""Tables of the lakehouse: keys, names, locations, and opening them.
+"""Tables of the lakehouse: layers, keys, names, locations, and opening them.
 
 Code uses a table's key; users and folders have its name, which differs by the setting `names` (`config/names.py`).
-
-The layers, as commands, reports, settings and the column `layer` of quarantine and `progress` name them.
-
-Owners and tags of each layer's tables, from the settings.
 """
 
 from __future__ import annotations
@@ -51,7 +47,10 @@ log = logging.getLogger(__name__)
 
 
 class Layer(StrEnum):
-    """A layer. An aggregate that a user defined is a layer `gold:{name}` (`GoldAggregate.layer`)."""
+    """A layer, as commands, reports, settings and the column `layer` of quarantine and `progress` name it.
+
+    An aggregate that a user defined is a layer `gold:{name}` (`GoldAggregate.layer`).
+    """
 
     BRONZE = "bronze"
     #: Written in bronze's pass: a layer in reports only.
@@ -63,13 +62,9 @@ class Layer(StrEnum):
     OWN = "own"
 
 
-#: Layers that are made from bronze, in the order in which rows pass them.
+#: Layers that are made from bronze, in the order in which rows pass them; those that a run refreshes; those of a report.
 DOWNSTREAM = (Layer.SILVER, Layer.GOLD, Layer.UNIFIED)
-
-#: Layers that a run refreshes, in that order.
 REFRESHED = (Layer.BRONZE, *DOWNSTREAM)
-
-#: Layers of a report.
 REPORTED = (Layer.BRONZE, Layer.QUARANTINE, *DOWNSTREAM)
 
 #: What the layers of aggregates that users defined begin with.
@@ -87,10 +82,7 @@ EVERY = "all"
 
 @dataclass(frozen=True)
 class Labels:
-    """Owners and tags.
-
-    `owners`: teams (`team:name`) and e-mail addresses. `tags`: layer, or `all` -> key -> value.
-    """
+    """Owners (teams, `team:name`, and e-mail addresses) and tags (layer, or `all` -> key -> value)."""
 
     owners: tuple[str, ...] = ()
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -328,11 +320,7 @@ class Table:
             raise ReadOnlyError(f"{self.name} would be changed")
 
     def exists(self) -> bool:
-        """Whether it has a log, readable or not: data files alone, left by a crash, are no table.
-
-        Raises:
-            ConfigurationError, TransientError: as `open` does.
-        """
+        """Whether it has a log, readable or not: data files alone, left by a crash, are no table. Raises as `open`."""
         if self.part is not None:
             return self.open_to_read() is not None
         with store_errors_named(self.uri):
@@ -378,7 +366,7 @@ class Table:
             return None
         try:
             with store_errors_named(self.uri):
-                table = self.opened()
+                return self.opened()
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -386,15 +374,9 @@ class Table:
                 log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
                 return None
             raise unopenable(self.uri, error) from error
-        return table
 
     def readable(self, handle: AnyTable) -> AnyTable:
-        """The handle.
-
-        Raises:
-            DataError: the table has a feature that this project's readers do not support.
-            ConfigurationError: a newer version of this project has written it, or game_events 0.1.
-        """
+        """The handle; raises as `open` for a table that this project cannot read."""
         refuse_unreadable(handle, self.uri, self.key)
         refuse_other_format(handle, self.key)
         return handle
@@ -415,7 +397,7 @@ class Table:
 
 
 class Lakehouse:
-    """All tables below one root path or URI; `sizes`: what of them is read and written at a time."""
+    """All tables below one root path or URI."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class _Group:
                     was = f"it was restored since version {plan.from_version}, which was planned from"
                     raise ConflictError(f"{plan.table.name}: {was}")
                 _require(plan, whole.part(game) if whole is not None else None)
-                if id(plan.schema) not in known:  # most plans have the same
+                if id(plan.schema) not in known:
                     columns = _with_columns(self._table, columns, plan.schema)
                     known.add(id(plan.schema))
             except (ConflictError, DataError) as error:
@@ -121,8 +121,17 @@ class _Group:
         return {version for version in versions if restored_between(self._table, version, whole.version())}
 
     def _drop_other_types(self, whole: PartedTable | None) -> None:
-        for game, other in _of_other_types(self._left, whole).items():
-            self._drop([game], other)
+        """Take out the plans whose columns do not fit into the table, unless all of it is replaced."""
+        if whole is None or _replaces_all(self._left, whole):
+            return
+        known: dict[int, list[str]] = {}  # most plans have the same schema
+        for game, plan in list(self._left.items()):
+            if id(plan.schema) not in known:
+                known[id(plan.schema)] = changed_types(whole, plan.schema)
+            if other := known[id(plan.schema)]:
+                was = f"the types of the table are others than those of the new rows: {'; '.join(other)}"
+                way_out = "Refresh the table of all games fully, in one run: that gives it the new types"
+                self._drop([game], DataError(f"{plan.table.name}: {was}. {way_out}"))
 
     def _drop(self, games: Iterable[str], error: Outcome) -> None:
         for game in list(games):
@@ -165,23 +174,6 @@ def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schem
     if more.names and table.by not in (*columns.names, *more.names):
         new.insert(0, pa.field(str(table.by), pa.string()))
     return pa.schema([*columns, *new], columns.metadata) if new else columns
-
-
-def _of_other_types(plans: Mapping[str, Commit], whole: PartedTable | None) -> dict[str, DataError]:
-    """Game -> why its columns do not fit into the table, unless all of it is replaced."""
-    if whole is None or _replaces_all(plans, whole):
-        return {}
-    refused: dict[str, DataError] = {}
-    known: dict[int, list[str]] = {}
-    for game, plan in plans.items():
-        if id(plan.schema) not in known:
-            known[id(plan.schema)] = changed_types(whole, plan.schema)
-        if other := known[id(plan.schema)]:
-            refused[game] = DataError(
-                f"{plan.table.name}: the types of the table are others than those of the new rows: {'; '.join(other)}. Refresh "
-                "the table of all games fully, in one run: that gives it the new types"
-            )
-    return refused
 
 
 def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
@@ -269,11 +261,7 @@ GAME_ATTEMPTS = 10
 
 @dataclass
 class Committed:
-    """Outcomes by game.
-
-    `landed`: visible commits. `again`: games to plan again, as a concurrent writer committed first. `failed`: game -> why
-    nothing was committed.
-    """
+    """Outcomes by game: visible commits, games to plan again (a concurrent writer was first), why nothing was committed."""
 
     landed: dict[str, Landed] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
