@@ -97,9 +97,12 @@ class DataFile:
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """Columns and metadata of a table without features, by the names of delta-rs' `Metadata`; `created_time`: ms since 1970."""
+    """Columns and metadata of a table without features, by the names of delta-rs' `Metadata`.
 
-    schema: Schema
+    `schema`: JSON of the columns. `created_time`: ms since 1970.
+    """
+
+    schema: str
     id: str
     name: str
     description: str | None
@@ -114,7 +117,7 @@ class TableMetadata:
             "name": self.name,
             "description": self.description,
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": self.schema.to_json(),
+            "schemaString": self.schema,
             "partitionColumns": self.partition_columns,
             "createdTime": self.created_time,
             "configuration": self.configuration,
@@ -215,8 +218,8 @@ class OpenTable(DeltaTable):
         self._version = known.version
         self._address = f"file://{quote(self.uri, safe=_UNQUOTED)}/"
         self._metadata = cast("Metadata", known.metadata)
-        self.columns.setdefault("schema", known.metadata.schema)
-        self.columns.setdefault("protocol", ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
+        self._once("schema", lambda: Schema.from_json(known.metadata.schema))
+        self._once("protocol", lambda: ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
         self.entry = known.entry
         self._transactions = dict(known.transactions)
         self._has_all = known.has_all
@@ -376,11 +379,15 @@ class OpenTable(DeltaTable):
         return note_of(self._version + 1, self._known_transactions() | dict(transactions))
 
     def known(self) -> KnownVersion | None:
-        """All that is known of this version; None: its files, its commit or its entry are not."""
+        """All that is known of this version; None: its files, its commit or its entry are not, or the table has features."""
+        protocol = self.protocol()
+        if (protocol.min_reader_version, protocol.min_writer_version) != (PLAIN_READER, PLAIN_WRITER):
+            return None
         if self._files is None or self._info is None or self.entry is None:
             return None
+        schema = self._once("json", lambda: str(self.schema().to_json()))
         names = ("id", "name", "description", "partition_columns", "created_time", "configuration")
-        metadata = TableMetadata(self.schema(), *(getattr(self._metadata, name) for name in names))
+        metadata = TableMetadata(schema, *(getattr(self._metadata, name) for name in names))
         transactions = self._known_transactions()
         return KnownVersion(self._version, self.entry, metadata, transactions, self._has_all, self._info, self._files)
 

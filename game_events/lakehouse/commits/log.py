@@ -161,7 +161,8 @@ def make_table(
     """
     properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
-        metadata = TableMetadata(columns, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
+        text = columns.to_json()
+        metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
         commit, *others = _actions(changes, _CREATE)
         entry = _begin(table, [commit, *metadata.actions(), *others], has_files=bool(changes.files))
         files = tuple(file.data_file() for file in changes.files)
