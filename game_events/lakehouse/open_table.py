@@ -39,9 +39,8 @@ T = TypeVar("T")
 #: Versions of the protocol, for readers and for writers, of a table without features.
 PLAIN_READER, PLAIN_WRITER = 1, 2
 
-#: Versions, and seconds, after which a table is opened again. A table that goes on by its own commits keeps what delta-rs has
-#: read of each entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's
-#: retention.
+#: Versions, and seconds, after which a table is opened again: one that goes on by its own commits keeps what delta-rs has read
+#: of each entry, and reads the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
 
 #: Files of a version that an opened table remembers at most; more are read from the log each time.
@@ -265,13 +264,11 @@ class OpenTable(DeltaTable):
         changed._storage_options = self._storage_options
         return changed.alter
 
-    def load_as_version(self, version: object) -> NoReturn:
+    def load_as_version(self, version: object = "the newest version") -> NoReturn:
         """Refused: whoever needs another version opens it."""
         raise NotImplementedError(f"an opened table stays at its version: open {version} of {self.uri}")
 
-    def update_incremental(self) -> NoReturn:
-        """Refused likewise."""
-        self.load_as_version("the newest version")
+    update_incremental = load_as_version
 
     def version(self) -> int:
         """The version."""
@@ -401,8 +398,7 @@ class OpenTable(DeltaTable):
     ) -> OpenTable:
         """The next version: a commit that this process has made after this one, with the same columns and properties.
 
-        `transactions`, `info`: what it sets, and its information. `removed`: paths below the table's folder. `entry`: the
-        identity of its entry, if this process has written that itself.
+        `removed`: paths below the table's folder. `entry`: of the commit, if this process has written that itself.
         """
         following = copy(self)
         following._version = self._version + 1

@@ -46,11 +46,9 @@ class PartState:
 
 
 class PartedTable(OpenTable):
-    """A version of a table that is partitioned by game, and the states of its parts; all are read at once.
+    """A version of a table that is partitioned by game, and the states of its parts; all are read at once."""
 
-    `restored`: whether it was restored (`transactions.restored`); None: nobody has looked.
-    """
-
+    #: Whether it was restored (`transactions.restored`); None: nobody has looked.
     restored: bool | None = None
     _states: dict[str, PartState] | None = None
     #: The files with all statistics, and the numbers of each game's files.

@@ -139,7 +139,7 @@ def txns(handle: DeltaTable | None, apps: Iterable[str]) -> dict[str, int | None
 
 
 def incarnation(handle: DeltaTable | None) -> int:
-    """Incarnation of a table; 0 if its rows were never replaced, or there is no table."""
+    """0: its rows were never replaced, or there is no table."""
     return counter(handle, Txn.INCARNATION)
 
 
@@ -148,11 +148,6 @@ def oldest_batch(bronze: DeltaTable) -> int:
     actions = add_actions(bronze)
     held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
     return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
-
-
-def erasure_fence(bronze: DeltaTable) -> dict[str, int | None]:
-    """The expected `erasures` of a commit to bronze: it fails if a person was erased since its rows were planned."""
-    return {Txn.ERASURES: bronze.transaction_version(Txn.ERASURES)}
 
 
 def erasures(handle: DeltaTable | None) -> int:
@@ -248,10 +243,11 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
     `marks`: keys in the information of such commits. `version`: the version to begin with; None: the newest, found by listing
     the log, which may be long.
     """
+    log = TableLog(table)
     if version is None:
         # A local folder that is not there has no versions.
-        version = max(TableLog(table).versions(), default=-1) if table.is_local or table.exists() else -1
-    for info in TableLog(table).infos(version, version - LOOK_BACK) if version >= 0 else ():
+        version = max(log.versions(), default=-1) if table.is_local or table.exists() else -1
+    for info in log.infos(version, version - LOOK_BACK):
         if _is_checked(info, marks):
             return False
         if info.get("operation") == "RESTORE":

@@ -18,7 +18,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.storage import refuse_unsafe_store
 from game_events.lakehouse.tables import Layer, names_of
@@ -182,7 +182,7 @@ def _planned(
     from_archive = after_origins(bronze, staged.origins)
     next_offset = plan.ends | from_archive
 
-    expected = txns(bronze, (partition.app for partition in next_offset)) | erasure_fence(bronze)
+    expected = txns(bronze, (partition.app for partition in next_offset)) | txns(bronze, [Txn.ERASURES])
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
 
     advance = {partition.app: offset for partition, offset in next_offset.items()}
