@@ -55,13 +55,11 @@ class Goal:
     """When files are worth merging.
 
     `files`: minimum number of files of one size class. `bytes`: maximum size of a merged file; files larger than half of it are
-    left alone. `smallest`: upper bound of the smallest size class in bytes; each next one is `factor` times larger.
+    left alone.
     """
 
     files: int
     bytes: int
-    smallest: int = 64 * 1024
-    factor: int = 8
 
 
 #: In a loop: a few times a minute and table, each a fraction of a second.
@@ -69,6 +67,9 @@ LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
 
 #: In maintenance: as few files as possible.
 FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
+
+#: Upper bound of the smallest size class in bytes; each next one is so many times larger.
+SMALLEST, FACTOR = 64 * 1024, 8
 
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
@@ -106,10 +107,10 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
 
 
 def _size_class(size: int, goal: Goal) -> int:
-    if goal.files <= goal.factor:
+    if goal.files <= FACTOR:
         return 0  # once: all sizes together
     number = 0
-    while size >= goal.smallest * goal.factor**number:
+    while size >= SMALLEST * FACTOR**number:
         number += 1
     return number
 
@@ -214,12 +215,12 @@ def _escaped(actions: pa.Table) -> list[bool]:
     return flags
 
 
-def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) -> Iterator[list[OutdatedFile]]:
-    """Files for one commit each, the first ones of at most so many bytes together, but at least one."""
+def first_groups(files: Sequence[OutdatedFile]) -> Iterator[list[OutdatedFile]]:
+    """Files for one commit each, the first ones of at most `MOST_BYTES` together, but at least one."""
     group: list[OutdatedFile] = []
     size = total = 0
     for file in files:
-        if total and total + file.size > most_bytes:
+        if total and total + file.size > MOST_BYTES:
             break
         if group and (size + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
             yield group

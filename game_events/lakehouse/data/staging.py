@@ -149,7 +149,6 @@ class StagedWriter:
         game: str | None = None,
         group_rows: int | None = None,
         folder: str = "",
-        file_bytes: int = MAX_FILE_BYTES,
         *,
         short_lived: bool = False,
     ) -> None:
@@ -157,16 +156,14 @@ class StagedWriter:
 
         `group_rows`: maximum rows of a row group, the smallest unit that is read; None: those of the table's `sizes`.
         `folder`: an existing one, with its slash; empty: the table's, or its part's, and the rows of a part are written without
-        the column that this folder says (`self.schema`). `file_bytes`: a file is closed past this size. `short_lived`: the next
-        refresh reads and replaces the files, so Snappy compresses them: a third larger than by Zstandard, and a third quicker
-        to write and read.
+        the column that this folder says (`self.schema`). `short_lived`: the next refresh reads and replaces the files, so
+        Snappy compresses them: a third larger than by Zstandard, and a third quicker to write and read.
         """
         self._table = table
         self.schema = table.in_files(schema)
         self._game = game
         self._folder = folder or table.folder
         self._group_rows = group_rows or table.sizes.row_group_rows
-        self._file_bytes = file_bytes
         self._short_lived = short_lived
         self._forget_buffered()
         self._shape = Shape.of(schema.types) if any(map(pa.types.is_nested, schema.types)) else Shape(0)
@@ -232,7 +229,7 @@ class StagedWriter:
         for name in self._nulls:
             self._nulls[name] += rows.column(name).null_count
         failpoints.reach("file_open", self._table.name)
-        if self._sink is not None and self._sink.tell() >= self._file_bytes:
+        if self._sink is not None and self._sink.tell() >= MAX_FILE_BYTES:
             self._finish()
 
     def _begin_file(self, rows: pa.Table, *, is_small: bool) -> pq.ParquetWriter:
@@ -242,7 +239,7 @@ class StagedWriter:
         self._name = f"{self._folder}{new_name(codec)}"
         self._sink = system.open_output_stream(prefix + self._name)
         floating = floating_columns(self.schema)
-        #: The columns without floating-point numbers, or True: all.
+        # The columns without floating-point numbers, or True: all.
         exact = [path for f in self.schema for path, _ in leaves(f) if path not in floating] if floating else True
         self._nulls = {name: 0 for name in self.schema.names if name in floating}
         self._writer = pq.ParquetWriter(
