@@ -30,10 +30,11 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
 from game_events.lakehouse.data.columns import COMMENT
-from game_events.lakehouse.data.reading import may_hold, read_arrow
+from game_events.lakehouse.data.reading import may_hold, read_parts
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import EVENT_LOG, OWN_GOLD, Lakehouse, Layer, Table, add_actions, table_id, version_of
+from game_events.lakehouse.tables import paths as paths_of
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +63,10 @@ class SystemTable:
     ) -> pa.Table:
         """Rows of a version (none without a table), of all files or some; columns that an older table lacks are NULL."""
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-        if handle is None:
-            return pa.Table.from_batches([], schema)  # for `empty_table()` Arrow imports pandas
-        rows = read_arrow(self.table, handle, schema.names, paths)
-        for column in schema:
-            if column.name not in rows.column_names:
-                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
-        return rows.select(schema.names)
+        if paths is None:
+            paths = [] if handle is None else paths_of(handle)
+        none = pa.Table.from_batches([], schema)  # for `empty_table()` Arrow imports pandas
+        return pa.concat_tables([none, *read_parts(self.table, schema, paths)])
 
     def commit(
         self,
