@@ -31,8 +31,8 @@ RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "
 HEADERS = "_kafka_headers"
 TIME = pa.timestamp("us", tz="UTC")
 
-#: Columns of the pipeline itself, with their comments; they begin with an underscore, which no decoded column does, and mean the
-#: same in every table.
+#: Columns of the pipeline itself, with their comments. They begin with an underscore, which no decoded column does, and mean
+#: the same in every table.
 _OWN: dict[str, tuple[pa.DataType, str]] = {
     "_kafka_topic": (pa.string(), "Kafka topic that the record was read from"),
     "_kafka_topic_id": (pa.string(), "Kafka's id of that topic: a topic that was deleted and made again has another one"),
