@@ -116,12 +116,7 @@ def _size_class(size: int, goal: Goal) -> int:
 
 
 def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
-    """Write a group of files, of one partition, as one, and replace them by it.
-
-    Raises:
-        ConflictError: a concurrent writer replaced one of them; nothing is changed.
-        TransientError: the outcome of the commit is unknown; the table is right either way.
-    """
+    """Write a group of files, of one partition, as one, and replace them by it. Raises as `commit`."""
     files = _written_again(table, handle, group)
     failpoints.reach("joined_staged", table.name)
     landed = _replace(table, handle, group, files, "compaction")
@@ -144,7 +139,7 @@ def _written_again(table: Table, handle: DeltaTable, paths: list[str]) -> list[S
 
 
 def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
-    """Commit files that hold the same rows as those of these paths, in their place; raises as `commit`."""
+    """Commit files that hold the same rows as those of these paths, in their place."""
     return commit(
         Commit(
             table,
@@ -236,12 +231,8 @@ def first_groups(files: Sequence[OutdatedFile]) -> Iterator[list[OutdatedFile]]:
 def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> Landed:
     """Replace files by files with the same rows and current statistics, one by one.
 
-    A file without NaN and -0.0 is copied under another name (on a local disk: linked), others are written again.
-
-    Raises:
-        ConflictError: a concurrent writer replaced one of them; nothing is changed.
-        LostFileError: one cannot be read; nothing is changed.
-        TransientError: the outcome of the commit is unknown; the table is right either way.
+    A file without NaN and -0.0 is copied under another name (on a local disk: linked), others are written again. Raises as
+    `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     paths = [file.path for file in group]
     files = list[StagedFile]()
@@ -265,13 +256,14 @@ def _is_misleading(table: Table, columns: pa.Schema, path: str) -> bool:
     """Whether a file holds a NaN or a -0.0 in one of these columns; no others are read."""
     for rows in read_parts(table, columns, [path], BATCH_ROWS) if columns.names else ():
         arrays = (chunk for column in rows.columns for chunk in column.chunks)
-        if any(_holds(numbers) for array in arrays for numbers in _numbers(array)):
-            return True
+        for numbers in (numbers for array in arrays for numbers in _numbers(array)):
+            values = numbers.drop_null().to_numpy(zero_copy_only=False)
+            if (np.isnan(values) | ((values == 0) & np.signbit(values))).any():
+                return True
     return False
 
 
 def _numbers(array: pa.Array) -> Iterator[pa.Array]:
-    """The floating-point arrays in an array."""
     if pa.types.is_struct(array.type):
         for index in range(array.type.num_fields):
             yield from _numbers(array.field(index))
@@ -282,11 +274,6 @@ def _numbers(array: pa.Array) -> Iterator[pa.Array]:
         yield from _numbers(array.flatten())
     elif pa.types.is_floating(array.type):
         yield array
-
-
-def _holds(numbers: pa.Array) -> bool:
-    values = numbers.drop_null().to_numpy(zero_copy_only=False)
-    return bool((np.isnan(values) | ((values == 0) & np.signbit(values))).any())
 
 
 def _renamed(lakehouse: Lakehouse, table: Table, path: str) -> StagedFile:

@@ -533,14 +533,10 @@ def read_events(
     kind: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Rows of `SCHEMA`, or some of its columns, unsorted; none without the table.
+    """Rows, unsorted; none without the table. Files without any, by their statistics, are not opened.
 
-    Args:
-        lakehouse: of the table.
-        since: only rows of that time or later; files without any are not opened.
-        newest_files: only so many files, those with the newest rows: a run is one file until compaction.
-        kind: only rows of this kind; files without any, by their statistics, are not opened, and not counted as newest.
-        columns: only these, `time` and `kind` among them.
+    `since`: only rows of that time or later. `newest_files`: only so many files, those with the newest rows of the `kind`: a
+    run is one file until compaction. `columns`: only these, `time` and `kind` among them.
     """
     log = event_log_table(lakehouse)
     handle = log.table.open_to_read()

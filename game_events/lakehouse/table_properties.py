@@ -1,23 +1,15 @@
 """What a table says of itself: features, constraints, retention, the version of its format, sizes.
 
-What a table asks for that this project does not keep: features that it cannot read or write, and constraints of rows.
+Features that this project cannot read or write, and constraints of rows, are added by somebody else's ALTER TABLE. A commit
+takes finished files: neither this project nor delta-rs checks rows against NOT NULL, a CHECK constraint or an invariant.
+Readers rely on these: they would lose rows, or fail. So such a table is refused before anything is written for it.
 
-Somebody else's ALTER TABLE adds them. A commit takes finished files: neither this project nor delta-rs checks rows against
-NOT NULL, a CHECK constraint or an invariant. Readers rely on these: they would lose rows, or fail. So such a table is refused
-before anything is written for it.
+Removed files and log entries stay for running readers and time travel. *Kept* tables (bronze, silver, quarantine, logs) hold
+rows that are nowhere else: only compaction removes files. *Derived* tables (gold, the unified table, `progress`) are replaced
+by every refresh, so their old files are deleted soon.
 
 Source: Delta Lake protocol, "Table Features", "Requirements for Writers", "Column Invariants", "CHECK Constraints", "Generated
 Columns", "Identity Columns", "Append-only Tables", "Schema Serialization Format".
-
-Retention of removed files and log entries, for running readers and time travel.
-
-Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are nowhere else: only compaction removes files.
-*Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
-
-The version of the tables' own format, kept in each table: tables of another one are refused. It is in the metadata of a
-table's first column, as delta-rs takes no table properties but Delta's own.
-
-How many rows and bytes of a table are read, sorted, written and sent at a time: parameters that travel with each table.
 """
 
 import json
@@ -88,7 +80,8 @@ def refuse_unreadable(handle: DeltaTable, uri: str, key: str) -> None:
     """Raise DataError for a table with a feature without which its files cannot be read rightly."""
     items = of_columns(handle, _unreadable)
     if items:
-        raise DataError(f"table {uri} uses {_named(items)}, which this version does not read. {_way_out(items, uri, key)}")
+        names = ", ".join(item.what for item in items)
+        raise DataError(f"table {uri} uses {names}, which this version does not read. {_way_out(items, uri, key)}")
 
 
 def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bool, replaced: bool) -> None:
@@ -103,8 +96,9 @@ def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bo
     if replaced:
         items += of_columns(handle, _append_only)
     if items:
+        names = ", ".join(item.what for item in items)
         raise DataError(
-            f"table {uri} was altered: {_named(items)}. Commits of game_events would break that, so nothing is written to the "
+            f"table {uri} was altered: {names}. Commits of game_events would break that, so nothing is written to the "
             f"table. {_way_out(items, uri, key)}"
         )
 
@@ -112,10 +106,6 @@ def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bo
 def is_made_again(key: str) -> bool:
     """Whether the next run makes a table again, by its key, from other tables if it is deleted."""
     return is_derived(key) or key.startswith("silver_")
-
-
-def _named(items: Sequence[Unsupported]) -> str:
-    return ", ".join(item.what for item in items)
 
 
 def _way_out(items: Sequence[Unsupported], uri: str, key: str) -> str:
@@ -273,9 +263,10 @@ class Retention:
         return True
 
 
-#: Increased when tables are written in a way that other code would misread; the second one is that of partitioned tables. The
-#: first release begins with 3: game_events 0.1, which was never released and knows other transaction ids, wrote 1 and 2, and
-#: refuses what is higher.
+#: Version of the tables' own format, in the metadata of a table's first column, as delta-rs takes no table properties but
+#: Delta's own. Increased when tables are written in a way that other code would misread; the second one is that of partitioned
+#: tables. The first release begins with 3: game_events 0.1, which was never released and knows other transaction ids, wrote 1
+#: and 2, and refuses what is higher.
 FORMAT, PARTITIONED = 3, 4
 KEY = "game_events.format"
 

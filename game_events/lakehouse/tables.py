@@ -409,11 +409,7 @@ class Lakehouse:
         read_only: bool = False,
         retention: Retention | None = None,
     ) -> None:
-        """Local roots become absolute, so that Spark's workers find them.
-
-        Raises:
-            ConfigurationError: the root is an existing file.
-        """
+        """Local roots become absolute, so that Spark's workers find them; ConfigurationError if the root is a file."""
         self.options = dict(options or {})
         self.person = person
         self.labels = labels or Labels()
@@ -437,11 +433,7 @@ class Lakehouse:
 
     @classmethod
     def of(cls, settings: Settings, *, read_only: bool = False) -> Lakehouse:
-        """The lakehouse of the settings, with the options of its object store; `read_only`: as `Table.read_only`.
-
-        Raises:
-            ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
-        """
+        """The lakehouse of the settings; ConfigurationError if its root is a file, or an object store that is not safe."""
         options = delta_options(settings)
         labels = Labels.of(settings)
         retention = Retention(settings.retention_h, settings.derived_retention_h)
@@ -560,11 +552,7 @@ def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> Configura
 
 
 def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
-    """A table that is there, and a handle on its newest version.
-
-    Raises:
-        ConfigurationError: there is none of that name; the message has those that are like it.
-    """
+    """A table that is there, and a handle on its newest version; raises `no_table`."""
     tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
     table = tables.get(name)
     handle = table.open_to_read() if table is not None else None
