@@ -12,21 +12,17 @@ Deleted are files that no version of a table needs: removed ones when their remo
 are never touched; and orphans of killed runs.
 """
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from game_events.errors import LostFileError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.log import TableLog
@@ -35,16 +31,14 @@ from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     StagedFile,
     StagedWriter,
-    copy_file,
     discard,
     file_system,
     floating_columns,
     is_current,
-    new_name,
 )
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, Table, add_actions, files_of, paths
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
 
 #: Rows in memory at a time, besides the writer's row group.
 BATCH_ROWS = 16_384
@@ -164,7 +158,6 @@ GROUP_FILES, GROUP_BYTES = 500, 256 * 1024 * 1024
 
 #: Characters that delta-rs reads wrongly where they are escaped, or reads in their place.
 _BEYOND_16_BITS = r"[\x{10000}-\x{10FFFF}]"
-_CODEC = re.compile(r"\.(\w+)\.parquet$")
 
 
 @dataclass(frozen=True)
@@ -186,15 +179,14 @@ def outdated_files(handle: DeltaTable) -> list[OutdatedFile]:
     actions = add_actions(handle).sort_by("modification_time")
     names = [unquote(path) for path in actions.column("path").to_pylist()]
     old = [not is_current(name) for name in names]
-    if not of_columns(handle, _floating).names:
+    if not of_columns(handle, _has_floating):
         old = [is_old and is_wrong for is_old, is_wrong in zip(old, _escaped(actions), strict=True)]
     sizes = actions.column("size_bytes").to_pylist()
     return [OutdatedFile(name, size) for name, size, is_old in zip(names, sizes, old, strict=True) if is_old]
 
 
-def _floating(handle: DeltaTable) -> pa.Schema:
-    """The columns with floating-point numbers, nested ones, too."""
-    return pa.schema([field for field in pa.schema(handle.schema()) if floating_columns(pa.schema([field]))])
+def _has_floating(handle: DeltaTable) -> bool:
+    return bool(floating_columns(pa.schema(handle.schema())))
 
 
 def _escaped(actions: pa.Table) -> list[bool]:
@@ -228,21 +220,16 @@ def first_groups(files: Sequence[OutdatedFile]) -> Iterator[list[OutdatedFile]]:
         yield group
 
 
-def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> Landed:
-    """Replace files by files with the same rows and current statistics, one by one.
+def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> Landed:
+    """Write files again, one by one, with the same rows and current statistics.
 
-    A file without NaN and -0.0 is copied under another name (on a local disk: linked), others are written again. Raises as
-    `commit`, and LostFileError if a file cannot be read: nothing is changed.
+    Raises as `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     paths = [file.path for file in group]
     files = list[StagedFile]()
-    columns = of_columns(handle, _floating)
     try:
         for path in paths:
-            if _is_misleading(table, columns, path):
-                files += _written_again(table, handle, [path])
-            else:
-                files.append(_renamed(lakehouse, table, path))
+            files += _written_again(table, handle, [path])
     except BaseException:
         discard(table, files)
         raise
@@ -250,42 +237,6 @@ def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterabl
     landed = _replace(table, handle, paths, files, "renewal")
     failpoints.reach("renewed_committed", table.name)
     return landed
-
-
-def _is_misleading(table: Table, columns: pa.Schema, path: str) -> bool:
-    """Whether a file holds a NaN or a -0.0 in one of these columns; no others are read."""
-    for rows in read_parts(table, columns, [path], BATCH_ROWS) if columns.names else ():
-        arrays = (chunk for column in rows.columns for chunk in column.chunks)
-        for numbers in (numbers for array in arrays for numbers in _numbers(array)):
-            values = numbers.drop_null().to_numpy(zero_copy_only=False)
-            if (np.isnan(values) | ((values == 0) & np.signbit(values))).any():
-                return True
-    return False
-
-
-def _numbers(array: pa.Array) -> Iterator[pa.Array]:
-    if pa.types.is_struct(array.type):
-        for index in range(array.type.num_fields):
-            yield from _numbers(array.field(index))
-    elif pa.types.is_map(array.type):
-        yield from _numbers(array.keys)
-        yield from _numbers(array.items)
-    elif pa.types.is_nested(array.type):
-        yield from _numbers(array.flatten())
-    elif pa.types.is_floating(array.type):
-        yield array
-
-
-def _renamed(lakehouse: Lakehouse, table: Table, path: str) -> StagedFile:
-    """A copy of a file in the same partition, with a current name."""
-    codec = _CODEC.search(path)
-    name = str(PurePosixPath(path).with_name(new_name(codec[1] if codec else "copied")))
-    try:
-        return copy_file(lakehouse, table, path, table, name)
-    except FileNotFoundError:
-        raise LostFileError(f"{table.uri}/{path} is gone, though the table's log lists it") from None
-    except pa.ArrowInvalid as error:
-        raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error
 
 
 @dataclass
