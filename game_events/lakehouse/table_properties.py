@@ -91,10 +91,12 @@ def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bo
     of the table are replaced by others with other rows.
     """
     items = [*of_columns(handle, _unwritable)]
-    if not partitioned:
-        items += of_columns(handle, _partitions)
-    if replaced:
-        items += of_columns(handle, _append_only)
+    metadata = handle.metadata()
+    if metadata.partition_columns and not partitioned:
+        items.append(Unsupported(f"it is partitioned by {', '.join(metadata.partition_columns)}"))
+    # Compaction removes no rows.
+    if replaced and str(metadata.configuration.get(_APPEND_ONLY, "")).lower() == "true":
+        items.append(Unsupported(f"{_APPEND_ONLY} forbids to replace rows", f"UNSET TBLPROPERTIES ('{_APPEND_ONLY}')"))
     if items:
         names = ", ".join(item.what for item in items)
         raise DataError(
@@ -128,7 +130,13 @@ def _unreadable(handle: DeltaTable) -> tuple[Unsupported, ...]:
 
 
 def _unwritable(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    return (*_features(handle), *_constraints(handle.metadata().configuration), *_columns(handle.schema().to_json()))
+    keys = sorted(key for key in handle.metadata().configuration if key.startswith(_CONSTRAINT))
+    names = [key.removeprefix(_CONSTRAINT) for key in keys]
+    constraints = [Unsupported(f"the CHECK constraint {name}", f"DROP CONSTRAINT {name}") for name in names]
+    schema = handle.schema().to_json()
+    # Values, in nested columns too, that a writer would have to check or to make.
+    has_checked = any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS)))
+    return (*_features(handle), *constraints, *(_of_type(json.loads(schema), "") if has_checked else ()))
 
 
 def _features(handle: DeltaTable) -> Iterator[Unsupported]:
@@ -142,19 +150,6 @@ def _features(handle: DeltaTable) -> Iterator[Unsupported]:
         if name not in WRITABLE_FEATURES:
             first = f"CLUSTER BY NONE, then DROP FEATURE {name}" if name == "clustering" else f"DROP FEATURE {name}"
             yield Unsupported(f"the table feature {name}", first)
-
-
-def _constraints(configuration: Mapping[str, str | None]) -> Iterator[Unsupported]:
-    for key in sorted(configuration):
-        if key.startswith(_CONSTRAINT):
-            name = key.removeprefix(_CONSTRAINT)
-            yield Unsupported(f"the CHECK constraint {name}", f"DROP CONSTRAINT {name}")
-
-
-def _columns(schema: str) -> Iterator[Unsupported]:
-    """Columns, nested ones too, with values that a writer would have to check or to make."""
-    if any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS))):
-        yield from _of_type(json.loads(schema), "")
 
 
 def _of_type(kind: Mapping[str, Any] | str, path: str) -> Iterator[Unsupported]:
@@ -182,18 +177,6 @@ def _children(kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool, Mapping
         case "map":
             yield "key", kind["keyType"], True, {}
             yield "value", kind["valueType"], kind["valueContainsNull"], {}
-
-
-def _partitions(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    columns = handle.metadata().partition_columns
-    return (Unsupported(f"it is partitioned by {', '.join(columns)}"),) if columns else ()
-
-
-def _append_only(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    """The property by which no row may be removed; compaction removes none."""
-    if str(handle.metadata().configuration.get(_APPEND_ONLY, "")).lower() != "true":
-        return ()
-    return (Unsupported(f"{_APPEND_ONLY} forbids to replace rows", f"UNSET TBLPROPERTIES ('{_APPEND_ONLY}')"),)
 
 
 #: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
