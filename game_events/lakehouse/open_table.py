@@ -152,7 +152,7 @@ def _one_at_a_time(method: Callable[Concatenate[DeltaTable, P], T]) -> Callable[
     """
 
     @wraps(method)
-    def called(table: DeltaTable, *args: P.args, **options: P.kwargs) -> T:
+    def called(table: DeltaTable, /, *args: P.args, **options: P.kwargs) -> T:
         with cast("OpenTable", table)._alone:
             return method(table, *args, **options)
 

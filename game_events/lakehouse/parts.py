@@ -119,7 +119,7 @@ class PartedTable(OpenTable):
         if len(columns) != 1:
             raise DataError(f"table {self.table_uri} is not partitioned by one column, as the layout `partitioned` is")
         files = data_files(actions)
-        games = actions.column(columns[0]).to_pylist() if columns[0] in actions.column_names else [None] * len(files)
+        games: list[Any] = actions.column(columns[0]).to_pylist() if columns[0] in actions.column_names else [None] * len(files)
         for file, game in zip(files, games, strict=True):
             if _game_of(file.path) != game:
                 raise DataError(
