@@ -1,36 +1,28 @@
-"""Maintenance of tables: compaction, renewal of statistics, unreferenced files.
+"""Maintenance of tables: compaction, renewal of statistics, deletion of files (docs/decisions/0021: why not delta-rs').
 
-Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
+Compaction and renewal: same rows in other files, in compare-and-set commits beside which appends go on. `_batch` is unchanged,
+and with it all progress.
 
-Files are merged by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per class.
-`_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.
+Compaction merges files by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per
+class. Renewed are files by whose statistics readers miss rows (`data/staging.py`): those of earlier releases, and of other
+engines. The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit
+of an earlier release.
 
-Renewal of files by whose statistics readers miss rows (`data/staging.py`): files of earlier releases, and of other engines.
-
-The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit of an
-earlier release. Same rows, in compare-and-set commits beside which appends go on, as in a compaction.
-
-Deletion of files that no version of a table needs: removed ones, by their time in the log, and orphans of killed runs.
-
-A removed file is deleted when its removal is old enough, so staged files are never touched. Why not delta-rs':
-docs/decisions/0021-own-compaction-and-deletion.md.
+Deleted are files that no version of a table needs: removed ones when their removal, by the log, is old enough, so staged files
+are never touched; and orphans of killed runs.
 """
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from game_events.errors import LostFileError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.log import TableLog
@@ -39,16 +31,14 @@ from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     StagedFile,
     StagedWriter,
-    copy_file,
     discard,
     file_system,
     floating_columns,
     is_current,
-    new_name,
 )
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, Table, add_actions, files_of, paths
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
 
 #: Rows in memory at a time, besides the writer's row group.
 BATCH_ROWS = 16_384
@@ -59,13 +49,11 @@ class Goal:
     """When files are worth merging.
 
     `files`: minimum number of files of one size class. `bytes`: maximum size of a merged file; files larger than half of it are
-    left alone. `smallest`: upper bound of the smallest size class in bytes; each next one is `factor` times larger.
+    left alone.
     """
 
     files: int
     bytes: int
-    smallest: int = 64 * 1024
-    factor: int = 8
 
 
 #: In a loop: a few times a minute and table, each a fraction of a second.
@@ -73,6 +61,9 @@ LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
 
 #: In maintenance: as few files as possible.
 FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
+
+#: Upper bound of the smallest size class in bytes; each next one is so many times larger.
+SMALLEST, FACTOR = 64 * 1024, 8
 
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
@@ -82,21 +73,17 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = add_actions(handle)
     order = "min._batch" if "min._batch" in actions.column_names else "modification_time"
-    bounds = _told_apart_by(table, handle, actions)
+    # With the same values in all files of a group.
+    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
+    for column in KEPT_APART.get(table.key, ()):
+        bounds += [f"min.{column}", f"max.{column}"]
+    bounds = [name for name in bounds if name in actions.column_names]
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file in actions.sort_by([(order, "ascending")]).select(["path", "size_bytes", *bounds]).to_pylist():
         if file["size_bytes"] * 2 <= goal.bytes:
             key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
             classes[key].append((file["path"], file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
-
-
-def _told_apart_by(table: Table, handle: DeltaTable, actions: pa.Table) -> list[str]:
-    """Columns of `add_actions` with the same values in all files of a group."""
-    names = [f"partition.{column}" for column in handle.metadata().partition_columns]
-    for column in KEPT_APART.get(table.key, ()):
-        names += [f"min.{column}", f"max.{column}"]
-    return [name for name in names if name in actions.column_names]
 
 
 def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
@@ -114,39 +101,39 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
 
 
 def _size_class(size: int, goal: Goal) -> int:
-    if goal.files <= goal.factor:
+    if goal.files <= FACTOR:
         return 0  # once: all sizes together
     number = 0
-    while size >= goal.smallest * goal.factor**number:
+    while size >= SMALLEST * FACTOR**number:
         number += 1
     return number
 
 
 def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
-    """Write a group of files, of one partition, as one, and replace them by it.
-
-    Raises:
-        ConflictError: a concurrent writer replaced one of them; nothing is changed.
-        TransientError: the outcome of the commit is unknown; the table is right either way.
-    """
-    partition = handle.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-    writer = StagedWriter(table, schema, folder=group[0][: group[0].rfind("/") + 1])
-    try:
-        for rows in read_parts(table, schema, group, BATCH_ROWS):
-            writer.write(rows)
-        files = writer.close()
-    except BaseException:
-        writer.abort()
-        raise
+    """Write a group of files, of one partition, as one, and replace them by it. Raises as `commit`."""
+    files = _written_again(table, handle, group)
     failpoints.reach("joined_staged", table.name)
     landed = _replace(table, handle, group, files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
 
 
+def _written_again(table: Table, handle: DeltaTable, paths: list[str]) -> list[StagedFile]:
+    """The rows of files of one partition in new files of that."""
+    partition = handle.metadata().partition_columns
+    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+    writer = StagedWriter(table, schema, folder=paths[0][: paths[0].rfind("/") + 1])
+    try:
+        for rows in read_parts(table, schema, paths, BATCH_ROWS):
+            writer.write(rows)
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
-    """Commit files that hold the same rows as those of these paths, in their place; raises as `commit`."""
+    """Commit files that hold the same rows as those of these paths, in their place."""
     return commit(
         Commit(
             table,
@@ -172,8 +159,6 @@ GROUP_FILES, GROUP_BYTES = 500, 256 * 1024 * 1024
 #: Characters that delta-rs reads wrongly where they are escaped, or reads in their place.
 _BEYOND_16_BITS = r"[\x{10000}-\x{10FFFF}]"
 
-_CODEC = re.compile(r"\.(\w+)\.parquet$")
-
 
 @dataclass(frozen=True)
 class OutdatedFile:
@@ -194,70 +179,57 @@ def outdated_files(handle: DeltaTable) -> list[OutdatedFile]:
     actions = add_actions(handle).sort_by("modification_time")
     names = [unquote(path) for path in actions.column("path").to_pylist()]
     old = [not is_current(name) for name in names]
-    if not of_columns(handle, _floating).names:
+    if not of_columns(handle, _has_floating):
         old = [is_old and is_wrong for is_old, is_wrong in zip(old, _escaped(actions), strict=True)]
     sizes = actions.column("size_bytes").to_pylist()
     return [OutdatedFile(name, size) for name, size, is_old in zip(names, sizes, old, strict=True) if is_old]
 
 
-def _floating(handle: DeltaTable) -> pa.Schema:
-    """The columns with floating-point numbers, nested ones, too."""
-    return pa.schema([field for field in pa.schema(handle.schema()) if floating_columns(pa.schema([field]))])
+def _has_floating(handle: DeltaTable) -> bool:
+    return bool(floating_columns(pa.schema(handle.schema())))
 
 
 def _escaped(actions: pa.Table) -> list[bool]:
     """Whether a bound of each file has a character beyond 16 bits."""
     is_beyond = pa.repeat(False, actions.num_rows)
+    text_types = (pa.string(), pa.large_string(), pa.string_view())
     for name in actions.column_names:
         column = actions.column(name)
-        if name.startswith(("min.", "max.")) and _is_text(column.type):
+        if name.startswith(("min.", "max.")) and column.type in text_types:
             texts = column.cast(pa.string())
             is_beyond = pc.or_(is_beyond, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
     flags: list[bool] = is_beyond.to_pylist()
     return flags
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-
-
-def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) -> Iterator[list[OutdatedFile]]:
-    """Files for one commit each, the first ones of at most so many bytes together, but at least one."""
+def first_groups(files: Sequence[OutdatedFile]) -> Iterator[list[OutdatedFile]]:
+    """Files for one commit each, the first ones of at most `MOST_BYTES` together, but at least one."""
     group: list[OutdatedFile] = []
     size = total = 0
     for file in files:
-        if total and total + file.size > most_bytes:
+        if total and total + file.size > MOST_BYTES:
             break
         if group and (size + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
             yield group
             group = []
             size = 0
         group.append(file)
-        size = size + file.size
-        total = total + file.size
+        size += file.size
+        total += file.size
     if group:
         yield group
 
 
-def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> Landed:
-    """Replace files by files with the same rows and current statistics, one by one.
+def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> Landed:
+    """Write files again, one by one, with the same rows and current statistics.
 
-    A file without NaN and -0.0 is copied under another name (on a local disk: linked), others are written again.
-
-    Raises:
-        ConflictError: a concurrent writer replaced one of them; nothing is changed.
-        LostFileError: one cannot be read; nothing is changed.
-        TransientError: the outcome of the commit is unknown; the table is right either way.
+    Raises as `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     paths = [file.path for file in group]
     files = list[StagedFile]()
-    columns = of_columns(handle, _floating)
     try:
         for path in paths:
-            if _is_misleading(table, columns, path):
-                files += _rewritten(table, handle, path)
-            else:
-                files.append(_renamed(lakehouse, table, path))
+            files += _written_again(table, handle, [path])
     except BaseException:
         discard(table, files)
         raise
@@ -265,60 +237,6 @@ def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterabl
     landed = _replace(table, handle, paths, files, "renewal")
     failpoints.reach("renewed_committed", table.name)
     return landed
-
-
-def _is_misleading(table: Table, columns: pa.Schema, path: str) -> bool:
-    """Whether a file holds a NaN or a -0.0 in one of these columns; no others are read."""
-    for rows in read_parts(table, columns, [path], BATCH_ROWS) if columns.names else ():
-        arrays = (chunk for column in rows.columns for chunk in column.chunks)
-        if any(_holds(numbers) for array in arrays for numbers in _numbers(array)):
-            return True
-    return False
-
-
-def _numbers(array: pa.Array) -> Iterator[pa.Array]:
-    """The floating-point arrays in an array."""
-    if pa.types.is_struct(array.type):
-        for index in range(array.type.num_fields):
-            yield from _numbers(array.field(index))
-    elif pa.types.is_map(array.type):
-        yield from _numbers(array.keys)
-        yield from _numbers(array.items)
-    elif pa.types.is_nested(array.type):
-        yield from _numbers(array.flatten())
-    elif pa.types.is_floating(array.type):
-        yield array
-
-
-def _holds(numbers: pa.Array) -> bool:
-    values = numbers.drop_null().to_numpy(zero_copy_only=False)
-    return bool((np.isnan(values) | ((values == 0) & np.signbit(values))).any())
-
-
-def _rewritten(table: Table, handle: DeltaTable, path: str) -> list[StagedFile]:
-    """A file's rows in a new file of the same partition."""
-    partition = handle.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-    writer = StagedWriter(table, schema, folder=path[: path.rfind("/") + 1])
-    try:
-        for rows in read_parts(table, schema, [path], BATCH_ROWS):
-            writer.write(rows)
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-
-
-def _renamed(lakehouse: Lakehouse, table: Table, path: str) -> StagedFile:
-    """A copy of a file in the same partition, with a current name."""
-    codec = _CODEC.search(path)
-    name = str(PurePosixPath(path).with_name(new_name(codec[1] if codec else "copied")))
-    try:
-        return copy_file(lakehouse, table, path, table, name)
-    except FileNotFoundError:
-        raise LostFileError(f"{table.uri}/{path} is gone, though the table's log lists it") from None
-    except pa.ArrowInvalid as error:
-        raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error
 
 
 @dataclass
@@ -340,14 +258,14 @@ class ReplacedFiles:
         newest = handle.version()
         if self._read_until is None:
             versions = [v for v in log.versions() if v <= newest]
-            removals = log.removed_before_checkpoint()
+            removals = [log.removed_before_checkpoint()]
         else:
             versions = list(range(self._read_until + 1, newest + 1))
             removals = []
-        for version in versions:
-            removals += log.removed_by(version)
+        removals += map(log.removed_by, versions)
         for removed in removals:
-            self.waiting[removed.path] = max(removed.at_ms, self.waiting.get(removed.path, 0))
+            for path, at_ms in removed.items():
+                self.waiting[path] = max(at_ms, self.waiting.get(path, 0))
         self.entries += len(versions)
         self._read_until = newest
 

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -32,14 +33,14 @@ from game_events.lakehouse.storage import is_remote, store_errors_named, unopena
 if TYPE_CHECKING:
     from deltalake._internal import RawDeltaTable
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Versions of the protocol, for readers and for writers, of a table without features.
 PLAIN_READER, PLAIN_WRITER = 1, 2
 
-#: Versions, and seconds, after which a table is opened again. A table that goes on by its own commits keeps what delta-rs has
-#: read of each entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's
-#: retention.
+#: Versions, and seconds, after which a table is opened again: one that goes on by its own commits keeps what delta-rs has read
+#: of each entry, and reads the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
 
 #: Files of a version that an opened table remembers at most; more are read from the log each time.
@@ -69,12 +70,10 @@ _UNQUOTED = "/!$&'()*+,:;=@[]|^"
 
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
-
 _SECONDS = re.compile(r"interval (\d+) seconds")
 
 #: Files without a number of rows in the log, (table, path) -> the number in the file, and how many are remembered at most.
 _COUNTED: dict[tuple[str, str], int] = {}
-
 MOST_COUNTED = 100_000
 
 
@@ -84,7 +83,6 @@ class DataFile:
 
     Attributes:
         path: as the log has it, encoded for URIs, below the table's folder.
-        size: bytes.
         rows: None: neither the log nor the file says, as the file is gone or damaged.
         lowest_batch, highest_batch: of `_batch` in its rows; None: the log does not say.
     """
@@ -98,9 +96,12 @@ class DataFile:
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """Columns and metadata of a table without features, by the names of delta-rs' `Metadata`; `created_time`: ms since 1970."""
+    """Columns and metadata of a table without features, by the names of delta-rs' `Metadata`.
 
-    schema: Schema
+    `schema`: JSON of the columns. `created_time`: ms since 1970.
+    """
+
+    schema: str
     id: str
     name: str
     description: str | None
@@ -115,7 +116,7 @@ class TableMetadata:
             "name": self.name,
             "description": self.description,
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": self.schema.to_json(),
+            "schemaString": self.schema,
             "partitionColumns": self.partition_columns,
             "createdTime": self.created_time,
             "configuration": self.configuration,
@@ -128,13 +129,10 @@ class KnownVersion:
     """A version that need not be opened, as this process has made the table, or a run before has noted it.
 
     Attributes:
-        version: its number.
         entry: identity of its entry in the log.
-        metadata: columns, properties and names.
         transactions: its transaction ids (None: it was never set).
         has_all: no other transaction id was ever set.
         info: its commit's information.
-        files: all of them.
     """
 
     version: int
@@ -144,6 +142,21 @@ class KnownVersion:
     has_all: bool
     info: Mapping[str, Any]
     files: tuple[DataFile, ...]
+
+
+def _one_at_a_time(method: Callable[Concatenate[DeltaTable, P], T]) -> Callable[Concatenate[DeltaTable, P], T]:
+    """A method of delta-rs' table, in one thread at a time, from its look at the version of that table on.
+
+    The version after this one reads on with the same table, and a commit must not follow another version than the one that was
+    compared.
+    """
+
+    @wraps(method)
+    def called(table: DeltaTable, /, *args: P.args, **options: P.kwargs) -> T:
+        with cast("OpenTable", table)._alone:
+            return method(table, *args, **options)
+
+    return called
 
 
 class OpenTable(DeltaTable):
@@ -204,8 +217,8 @@ class OpenTable(DeltaTable):
         self._version = known.version
         self._address = f"file://{quote(self.uri, safe=_UNQUOTED)}/"
         self._metadata = cast("Metadata", known.metadata)
-        self.columns.setdefault("schema", known.metadata.schema)
-        self.columns.setdefault("protocol", ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
+        self._once("schema", lambda: Schema.from_json(known.metadata.schema))
+        self._once("protocol", lambda: ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
         self.entry = known.entry
         self._transactions = dict(known.transactions)
         self._has_all = known.has_all
@@ -251,13 +264,11 @@ class OpenTable(DeltaTable):
         changed._storage_options = self._storage_options
         return changed.alter
 
-    def load_as_version(self, version: object) -> NoReturn:
+    def load_as_version(self, version: object = "the newest version") -> NoReturn:
         """Refused: whoever needs another version opens it."""
         raise NotImplementedError(f"an opened table stays at its version: open {version} of {self.uri}")
 
-    def update_incremental(self) -> NoReturn:
-        """Refused likewise."""
-        self.load_as_version("the newest version")
+    update_incremental = load_as_version
 
     def version(self) -> int:
         """The version."""
@@ -274,8 +285,7 @@ class OpenTable(DeltaTable):
     def _once(self, key: object, read: Callable[[], T]) -> T:
         if key not in self.columns:
             self.columns[key] = read()
-        known: T = self.columns[key]
-        return known
+        return cast("T", self.columns[key])
 
     def metadata(self) -> Metadata:
         """The metadata."""
@@ -286,32 +296,12 @@ class OpenTable(DeltaTable):
         """Where the table is, as an address."""
         return self._address
 
-    # One thread at a time, from the look at the version of delta-rs' table on: the version after this one reads on with the
-    # same table, and a commit must not follow another version than the one that was compared.
-    def file_uris(self, *filters: Any, **more: Any) -> list[str]:  # noqa: ANN401 - as delta-rs has it
-        """Addresses of the files."""
-        with self._alone:
-            return super().file_uris(*filters, **more)
-
-    def get_add_actions(self, flatten: bool = False) -> Any:  # noqa: ANN401 - as delta-rs has it
-        """The files with all statistics."""
-        with self._alone:
-            return super().get_add_actions(flatten)
-
-    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Information of commits, the newest first; beside concurrent writers that of later versions, too."""
-        with self._alone:
-            return super().history(limit)
-
-    def create_write_transaction(self, *actions: Any, **options: Any) -> None:  # noqa: ANN401 - as delta-rs has it
-        """Commit after this version."""
-        with self._alone:
-            super().create_write_transaction(*actions, **options)
-
-    def create_checkpoint(self) -> None:
-        """Write a checkpoint of this version."""
-        with self._alone:
-            super().create_checkpoint()
+    file_uris = _one_at_a_time(DeltaTable.file_uris)
+    get_add_actions = _one_at_a_time(DeltaTable.get_add_actions)
+    #: Beside concurrent writers it has commits of later versions, too.
+    history = _one_at_a_time(DeltaTable.history)
+    create_write_transaction = _one_at_a_time(DeltaTable.create_write_transaction)
+    create_checkpoint = _one_at_a_time(DeltaTable.create_checkpoint)
 
     @property
     def is_young(self) -> bool:
@@ -353,7 +343,7 @@ class OpenTable(DeltaTable):
         """The files."""
         if self._files is not None:
             return self._files
-        files = read_data_files(self)
+        files = data_files(read_add_actions(self))
         self._remember_files(files)
         return files
 
@@ -386,11 +376,15 @@ class OpenTable(DeltaTable):
         return note_of(self._version + 1, self._known_transactions() | dict(transactions))
 
     def known(self) -> KnownVersion | None:
-        """All that is known of this version; None: its files, its commit or its entry are not."""
+        """All that is known of this version; None: its files, its commit or its entry are not, or the table has features."""
+        protocol = self.protocol()
+        if (protocol.min_reader_version, protocol.min_writer_version) != (PLAIN_READER, PLAIN_WRITER):
+            return None
         if self._files is None or self._info is None or self.entry is None:
             return None
+        schema = self._once("json", lambda: str(self.schema().to_json()))
         names = ("id", "name", "description", "partition_columns", "created_time", "configuration")
-        metadata = TableMetadata(self.schema(), *(getattr(self._metadata, name) for name in names))
+        metadata = TableMetadata(schema, *(getattr(self._metadata, name) for name in names))
         transactions = self._known_transactions()
         return KnownVersion(self._version, self.entry, metadata, transactions, self._has_all, self._info, self._files)
 
@@ -404,8 +398,7 @@ class OpenTable(DeltaTable):
     ) -> OpenTable:
         """The next version: a commit that this process has made after this one, with the same columns and properties.
 
-        `transactions`, `info`: what it sets, and its information. `removed`: paths below the table's folder. `entry`: the
-        identity of its entry, if this process has written that itself.
+        `removed`: paths below the table's folder. `entry`: of the commit, if this process has written that itself.
         """
         following = copy(self)
         following._version = self._version + 1
@@ -489,11 +482,6 @@ def data_files(actions: pa.Table) -> tuple[DataFile, ...]:
         for name in ("path", "size_bytes", "num_records", "min._batch", "max._batch")
     )
     return tuple(map(DataFile, *columns))
-
-
-def read_data_files(handle: DeltaTable) -> tuple[DataFile, ...]:
-    """The files of a version, read from the log."""
-    return data_files(read_add_actions(handle))
 
 
 def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | None:

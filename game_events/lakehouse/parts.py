@@ -30,7 +30,6 @@ SEPARATOR = "/"
 LOG_ATTEMPTS = 3
 #: Checkpoints of one file, of numbered ones, and of those with an id. Source: Delta Lake protocol, "Checkpoints".
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.parquet")
-_ENTRY = re.compile(r"(\d{20})\.json")
 
 
 def of_part(app: str, game: str) -> str:
@@ -47,11 +46,9 @@ class PartState:
 
 
 class PartedTable(OpenTable):
-    """A version of a table that is partitioned by game, and the states of its parts; all are read at once.
+    """A version of a table that is partitioned by game, and the states of its parts; all are read at once."""
 
-    `restored`: whether it was restored (`transactions.restored`); None: nobody has looked.
-    """
-
+    #: Whether it was restored (`transactions.restored`); None: nobody has looked.
     restored: bool | None = None
     _states: dict[str, PartState] | None = None
     #: The files with all statistics, and the numbers of each game's files.
@@ -59,7 +56,8 @@ class PartedTable(OpenTable):
 
     def _know(self, known: KnownVersion) -> None:
         super()._know(known)
-        self._states = _states(((_game_of(f.path), f) for f in known.files), _set_ones(known.transactions))
+        set_ones = {app: value for app, value in known.transactions.items() if value is not None}
+        self._states = _states(((_game_of(f.path), f) for f in known.files), set_ones)
 
     def states(self) -> Mapping[str, PartState]:
         """Game -> its state; of the whole table's transaction ids the game is empty."""
@@ -121,8 +119,7 @@ class PartedTable(OpenTable):
         if len(columns) != 1:
             raise DataError(f"table {self.table_uri} is not partitioned by one column, as the layout `partitioned` is")
         files = data_files(actions)
-        unknown: list[Any] = [None] * len(files)
-        games = actions.column(columns[0]).to_pylist() if columns[0] in actions.column_names else unknown
+        games: list[Any] = actions.column(columns[0]).to_pylist() if columns[0] in actions.column_names else [None] * len(files)
         for file, game in zip(files, games, strict=True):
             if _game_of(file.path) != game:
                 raise DataError(
@@ -147,7 +144,6 @@ class Part(OpenTable):
     """A game's part of a version of a table. What is not overridden here is of the whole version."""
 
     def __init__(self, whole: PartedTable, game: str, state: PartState) -> None:
-        """`state`: the game's."""
         vars(self).update(vars(whole))
         self._raw = None
         self.whole = whole
@@ -173,10 +169,6 @@ class Part(OpenTable):
         root = self.table_uri.rstrip("/")
         return [f"{root}/{file.path}" for file in self.files()]
 
-    def actions(self) -> pa.Table:
-        """`tables.add_actions` of the game's files."""
-        return self.whole.actions_of(self.game)
-
 
 def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[str, int]:
     """All transaction ids of a version, from its newest checkpoint and the entries after it.
@@ -188,27 +180,22 @@ def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[s
     """
     listed = system.get_file_info(pafs.FileSelector(log.rstrip("/"), recursive=False))
     begin, checkpoint = _newest_checkpoint((info.base_name for info in listed), version)
-    transactions = _checkpointed_transactions(system, [log + name for name in checkpoint])
+    transactions: dict[str, int] = {}
+    for name in checkpoint:
+        # Parquet's reader is slow to load, and not every process needs it.
+        import pyarrow.parquet as pq
+
+        with system.open_input_file(log + name) as source:
+            file = pq.ParquetFile(source)
+            if "txn" in file.schema_arrow.names:
+                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
+                transactions |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
     for number in range(begin + 1, version + 1):
         with system.open_input_file(f"{log}{number:020}.json") as source:
             lines = source.read().splitlines()
         for action in (json.loads(line) for line in lines if b'"txn"' in line):
             if "txn" in action:
                 transactions[action["txn"]["appId"]] = action["txn"]["version"]
-    return transactions
-
-
-def _checkpointed_transactions(system: pafs.FileSystem, files: Iterable[str]) -> dict[str, int]:
-    # Parquet's reader is slow to load, and not every process needs it.
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    transactions: dict[str, int] = {}
-    for path in files:
-        with system.open_input_file(path) as source:
-            file = pq.ParquetFile(source)
-            if "txn" in file.schema_arrow.names:
-                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
-                transactions |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
     return transactions
 
 
@@ -233,10 +220,6 @@ def _states(files: Iterable[tuple[str, DataFile]], transactions: Mapping[str, in
         app, _, game = app_id.partition(SEPARATOR)
         ids[game][app] = value
     return {game: PartState(tuple(by_game.get(game, ())), ids.get(game, {})) for game in by_game.keys() | ids.keys()}
-
-
-def _set_ones(transactions: Mapping[str, int | None]) -> dict[str, int]:
-    return {app: value for app, value in transactions.items() if value is not None}
 
 
 def _game_of(path: str) -> str:

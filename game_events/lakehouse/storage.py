@@ -1,16 +1,10 @@
-"""An object store, or a disk, as the lakehouse: options, errors, durability.
+"""An object store, or a disk, as the lakehouse: options of delta-rs and Spark, errors, durability.
 
-An object store as the lakehouse: options of delta-rs and Spark.
-
-Credentials are not among them. delta-rs and Spark's S3A each read them where the provider's own tools do (environment,
+Credentials are not among the options. delta-rs and Spark's S3A each read them where the provider's own tools do (environment,
 profile, the machine's role), in the driver and in every worker, so they are in no plan, setting of Spark or table of ours.
-
-Errors of object stores and disks as the project's own: fatal for the configuration, or transient.
 
 delta-rs raises every error of a store as `OSError`, Spark as a failed job with pages of stack (`spark/failures.py`): only
 the text has the cause. Both repeat the request's address and the store's answer, never a credential.
-
-What a power cut leaves on local disks: writing out what is only in memory yet, and logs of which nothing was written out.
 
 A kernel writes out names and deletions within seconds, and what is in new files within half a minute (Linux:
 `vm.dirty_expire_centisecs`). So a power cut takes the newest commits back: their log entries are there, and empty. All readers
@@ -22,12 +16,20 @@ In an object store an answered request is durable.
 
 import os
 import re
+import threading
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import Schema
 from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import CommitProperties, create_table_with_add_actions
 
 from game_events.config.network import is_loopback
 from game_events.config.settings import Settings
@@ -35,7 +37,6 @@ from game_events.errors import ConfigurationError, DataError, GameEventsError, T
 
 #: Schemes of a lakehouse; Spark needs jars of its own for those that are not S3's (docs/object-store.md).
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
-
 S3 = frozenset({"s3", "s3a"})
 
 #: Where no region is named: stores behind an address of their own (MinIO, Ceph, versitygw) take any.
@@ -49,7 +50,6 @@ IDLE_TIMEOUT = "5s"
 
 #: Environment variables of AWS's own tools.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 #: Would let two concurrent writers write the same version of a table (delta-rs, "S3 storage backend").
@@ -60,10 +60,11 @@ UNVERIFIED_VARIABLES = tuple(f"{provider}_ALLOW_INVALID_CERTIFICATES" for provid
 
 #: What delta-rs takes for something else in a path: for a slash, for an escaped character; in an address for its end.
 _REWRITTEN = re.compile(r"\\|%[0-9A-Fa-f]{2}")
-
 _REWRITTEN_IN_ADDRESS = re.compile(rf"{_REWRITTEN.pattern}|#|//")
 
-_PATH_STYLE = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"
+#: Writers of `refuse_unsafe_store`. Each checks for the table before it creates it, so all have to check before the first has
+#: created it.
+WRITERS = 8
 
 
 def is_remote(root: str) -> bool:
@@ -73,7 +74,7 @@ def is_remote(root: str) -> bool:
 
 def is_s3(root: str) -> bool:
     """Whether a root is in an S3-compatible store."""
-    return root.split("://", 1)[0] in S3 if is_remote(root) else False
+    return is_remote(root) and root.partition("://")[0] in S3
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
@@ -91,7 +92,6 @@ def delta_options(settings: Settings) -> dict[str, str]:
 
 
 def _refuse_unsafe(root: str, scheme: str) -> None:
-    """Refuse an address that is no bucket's, and an environment in which the store would not be safe."""
     if scheme not in SCHEMES:
         raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {scheme}:// is not known; use a path or {', '.join(sorted(SCHEMES))}")
     if not urlsplit(root).netloc:
@@ -114,7 +114,8 @@ def _s3_options(settings: Settings) -> dict[str, str]:
     options = {"AWS_CONDITIONAL_PUT": "etag"}
     endpoint = endpoint_of(settings)
     if endpoint is not None:
-        options |= {"AWS_ENDPOINT_URL": endpoint, _PATH_STYLE: str(not settings.storage_path_style).lower()}
+        options["AWS_ENDPOINT_URL"] = endpoint
+        options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(not settings.storage_path_style).lower()
         if endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
     region = region_of(settings)
@@ -204,9 +205,7 @@ _REFUSED = re.compile(
 
 #: The last place that clients try is the machine's own address for roles, which does not answer where there are none.
 _NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|NoCredentials|latest/api/token|169\.254\.\d+")
-
 _NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
-
 _INCOMPLETE = re.compile(r"must be specified")
 
 _AWAY = re.compile(
@@ -219,7 +218,6 @@ _ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 
 #: A worker's own error of a store, in the text of Spark's.
 _EXPLAINED = re.compile(r"game_events\.errors\.(ConfigurationError|TransientError): (object store .*)")
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 #: Characters of what a storage or Spark says, in a message.
@@ -227,9 +225,7 @@ LONGEST = 300
 
 #: Texts of Linux and Rust's standard library (`os error N`).
 FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
-
 DENIED = ("Read-only file system", "Permission denied", "Operation not permitted", "os error 30", "os error 13)", "os error 1)")
-
 _STAYS = "What was committed stays, nothing else is visible, and the next run goes on from there"
 
 
@@ -259,10 +255,6 @@ def _by_cause(what: str, text: str) -> GameEventsError | None:
         )
     if _INCOMPLETE.search(text):
         return ConfigurationError(f"{what} cannot be used ({_words(text)}): set what the address lacks (docs/object-store.md)")
-    return _unreachable(what, text)
-
-
-def _unreachable(what: str, text: str) -> TransientError | None:
     if _AWAY.search(text):
         return TransientError(
             f"{what} does not answer as it should ({_words(text)}): is it up, and is GAME_EVENTS_STORAGE_ENDPOINT right? What "
@@ -329,6 +321,51 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
+def refuse_unsafe_store(root: str, options: dict[str, str]) -> str:
+    """Let several writers create one table, by the code that creates every table; the result in words. Folders are not probed.
+
+    Every commit relies on the store's conditional put: of two writers of one object, one fails. Older S3-compatible stores
+    ignore the condition: the last writer silently wins, and rows are lost.
+
+    Raises:
+        ConfigurationError: more than one of them succeeded, or the store refuses access.
+        TransientError: the store does not answer.
+    """
+    if not is_remote(root):
+        return "a folder"
+    name = f"_probe-{uuid.uuid4()}"
+    columns = Schema.from_arrow(pa.schema([("probe", pa.int64())]))
+    # With retries a writer that lost would commit the table's version 1.
+    once = CommitProperties(max_commit_retries=0)
+    together = threading.Barrier(WRITERS)
+
+    def makes(_: int) -> bool:
+        together.wait()
+        uri = f"{root}/{name}"
+        try:
+            create_table_with_add_actions(uri, columns, [], mode="error", storage_options=options, commit_properties=once)
+        except (DeltaError, OSError) as error:
+            known = explain(error, root)
+            if known is not None:
+                raise known from error
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(WRITERS) as pool:
+            won = sum(pool.map(makes, range(WRITERS)))
+    finally:
+        with store_errors_named(root):
+            pafs.PyFileSystem(DeltaStorageHandler(root, options)).delete_dir(name)
+    if won != 1:
+        raise ConfigurationError(
+            f"object store {root}: {won} of {WRITERS} writers created the same table: it ignores the condition of a "
+            "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use "
+            "another"
+        )
+    return "conditional puts hold"
+
+
 #: Seconds after which everything is on the disks by itself, with a wide margin.
 WRITTEN_OUT_S = 600.0
 
@@ -349,14 +386,9 @@ def has_no_content(uri: str) -> bool:
     return bool(sizes) and not any(sizes)
 
 
-def has_empty_entry(uri: str) -> bool:
-    """Whether an entry of a local table's log is empty."""
-    return not all(_sizes(uri))
-
-
 def unopenable(uri: str, error: Exception) -> DataError:
     """What to say of a table that cannot be opened."""
-    empty = not is_remote(uri) and has_empty_entry(uri)
+    empty = not is_remote(uri) and not all(_sizes(uri))
     why = ". An entry of its log is empty, as a power cut leaves it" if empty else ""
     return DataError(f"table {uri} cannot be opened: {error}{why}: restore its log, or delete the table to have it rebuilt")
 

@@ -1,16 +1,11 @@
-"""The project's own small tables: progress, event log, and what they share.
+"""The project's own small tables, read and written by the driver with Arrow: `progress`, `event_log`, and what they share.
 
-The table `progress`: the low watermark of each layer, which saves work.
+`progress` has the low watermark of each layer, which saves work: each table's own `txn` decides. A low watermark (`floor`)
+means: everything up to this bronze batch is in the layer, but for the games listed as failed. A lost or old one costs reads,
+never a row. Layers: silver, gold, unified, and `gold:{name}` for each user-defined aggregate.
 
-Each table's own `txn` decides. A low watermark (`floor`) means: everything up to this bronze batch is in the layer, but for the
-games listed as failed. A lost or old one costs reads, never a row. Layers: silver, gold, unified, and `gold:{name}` for each
-user-defined aggregate.
-
-Small tables of the project's own state, read and written by the driver with Arrow.
-
-The table `event_log`: what every run did, one row per fact; append-only, small, without a value of any event.
-
-Guarantee: the events of a run's part are in the table once, also with concurrent writers and repeated calls.
+`event_log`: what every run did, one row per fact; append-only, without a value of any event. Guarantee: the events of a run's
+part are in the table once, also with concurrent writers and repeated calls.
 """
 
 from __future__ import annotations
@@ -21,8 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,10 +30,11 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
 from game_events.lakehouse.data.columns import COMMENT
-from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.data.reading import may_hold, read_parts
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import EVENT_LOG, OWN_GOLD, Lakehouse, Layer, Table, add_actions, table_id, version_of
+from game_events.lakehouse.tables import paths as paths_of
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +63,10 @@ class SystemTable:
     ) -> pa.Table:
         """Rows of a version (none without a table), of all files or some; columns that an older table lacks are NULL."""
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-        if handle is None:
-            return pa.Table.from_batches([], schema)  # for `empty_table()` Arrow imports pandas
-        rows = read_arrow(self.table, handle, schema.names, paths)
-        for column in schema:
-            if column.name not in rows.column_names:
-                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
-        return rows.select(schema.names)
+        if paths is None:
+            paths = [] if handle is None else paths_of(handle)
+        none = pa.Table.from_batches([], schema)  # for `empty_table()` Arrow imports pandas
+        return pa.concat_tables([none, *read_parts(self.table, schema, paths)])
 
     def commit(
         self,
@@ -110,11 +102,6 @@ class SystemTable:
         )
 
 
-ATTEMPTS = 20
-
-#: Details of counted games that are kept as text and as numbers: most are those of the version before.
-MOST_COUNTED = 8_192
-
 PROGRESS_SCHEMA = schema_of(
     bronze_id=(pa.string(), "Content of bronze_events that the row speaks of"),
     layer=(pa.string(), "Layer"),
@@ -141,9 +128,8 @@ class Mark:
 class Search(NamedTuple):
     """A search of tables.
 
-    Attributes:
-        at_s: when it began, in seconds since 1970 by the clock of the tables' file system; 0: there was none.
-        scope: what decides which tables are searched.
+    `at_s`: when it began, in seconds since 1970 by the clock of the tables' file system; 0: there was none. `scope`: what
+    decides which tables are searched.
     """
 
     at_s: int = 0
@@ -162,9 +148,8 @@ class GameRows(NamedTuple):
 class CountedRows:
     """Rows of bronze that a check has counted and found in silver.
 
-    Attributes:
-        batch: the last of their batches; 0: none were counted.
-        games: game -> its rows; None: those of no game with a silver table.
+    `batch`: the last of their batches; 0: none were counted. `games`: game -> its rows; None: those of no game with a silver
+    table.
     """
 
     batch: int = 0
@@ -191,9 +176,8 @@ class Admission:
         """The admission by these settings."""
         if settings.games:
             return cls(frozenset(settings.games))
-        return cls(
-            frozenset(), settings.max_games, max(settings.max_games, settings.max_games_ever), settings.new_game_min_rows
-        )
+        most = max(settings.max_games, settings.max_games_ever)
+        return cls(frozenset(), settings.max_games, most, settings.new_game_min_rows)
 
     def covers(self, other: Admission) -> bool:
         """Whether no name that another admission lets in can have been left out by this one."""
@@ -380,7 +364,7 @@ class ProgressTable:
         self._pool.publish(self.declaration.table, handle)
         return newest
 
-    @retry_on_conflict(ATTEMPTS)
+    @retry_on_conflict()
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
         """Apply a change to the newest state, again after a conflict.
 
@@ -407,22 +391,19 @@ class ProgressTable:
     def _read(self, handle: DeltaTable | None) -> _Version:
         """The content of a version."""
         newest = self._newest  # of another thread's read, too
-        if handle is None or (newest.table_id, newest.version) != (table_id(handle), handle.version()):
-            state = self._state_of(handle)
-            newest = self._newest = _Version(table_id(handle), version_of(handle), state)
-        return newest
-
-    def _state_of(self, handle: DeltaTable | None) -> Progress | None:
-        """The state of a version; None: it has none, or its file is lost, which costs reads; the next commit replaces it."""
+        if handle is not None and (newest.table_id, newest.version) == (table_id(handle), handle.version()):
+            return newest
+        state = None
         try:
             ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
-        except LostFileError as error:
+            state = _state(ids[0], zip(*columns, strict=True)) if ids else None
+        except LostFileError as error:  # costs reads; the next commit replaces it
             log.warning("table=%s progress_lost=true cause=%r", self.declaration.table.name, str(error))
-            return None
-        return _state(ids[0], zip(*columns, strict=True)) if ids else None
+        self._newest = newest = _Version(table_id(handle), version_of(handle), state)
+        return newest
 
 
-#: A row of the table without its first column, in the order of `SCHEMA`.
+#: A row of the table without its first column, in the order of `PROGRESS_SCHEMA`.
 _Row = tuple[Any, ...]
 
 
@@ -448,7 +429,7 @@ def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
             case "searched":
                 more["searched"] = Search(batch, detail)
             case "counted":
-                counted[game] = _counted(detail)
+                counted[game] = GameRows(*json.loads(detail))
                 more["counted"] = CountedRows(batch, counted)
     return replace(state, **more)
 
@@ -458,16 +439,6 @@ def _is_later(held: str, bronze_id: str) -> bool:
     there = BronzeIdentity.of_key(held)
     other = BronzeIdentity.of_key(bronze_id)
     return there.table_id == other.table_id and there.incarnation > other.incarnation
-
-
-@lru_cache(MOST_COUNTED)
-def _detail(rows: GameRows) -> str:
-    return json.dumps(rows)
-
-
-@lru_cache(MOST_COUNTED)
-def _counted(detail: str) -> GameRows:
-    return GameRows(*json.loads(detail))
 
 
 def _rows(state: Progress) -> list[_Row]:
@@ -484,7 +455,7 @@ def _rows(state: Progress) -> list[_Row]:
         rows.append((silver, "decided_anew", None, state.redecided, None))
     if state.searched.at_s:
         rows.append((None, "searched", None, state.searched.at_s, state.searched.scope))
-    details = map(_detail, counted.games.values())
+    details = map(json.dumps, counted.games.values())
     rows += zip(repeat(silver), repeat("counted"), counted.games, repeat(counted.batch), details, strict=False)
     return rows
 
@@ -514,7 +485,6 @@ EVENT_LOG_SCHEMA = schema_of(
 
 #: Kinds of rows besides those of counters (docs/observability.md describes all of them).
 KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "maintenance")
-
 EventRow = Mapping[str, Any]
 
 
@@ -544,20 +514,16 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
 def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
     """Whether a part of a run is in the table; only files with recent rows are read."""
     actions = add_actions(handle)
-    mine = pc.and_kleene(
-        pc.less_equal(actions.column("min.run_id"), run_id), pc.greater_equal(actions.column("max.run_id"), run_id)
-    )
-    newest = actions.column("max.time")
-    mine = pc.and_kleene(mine, pc.greater_equal(newest, pa.scalar(since, newest.type)))
-    paths = actions.filter(pc.fill_null(mine, True)).column("path").to_pylist()
+    actions = _newer_than(actions.filter(may_hold(actions, "run_id", run_id, run_id)), since)
+    paths = actions.column("path").to_pylist()
     rows = log.read(handle, ["run_id", "part"], paths)
     return bool(pc.any(pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("part"), part))).as_py())
 
 
-def _paths_with(actions: pa.Table, kind: str) -> list[str]:
-    """Files that may have rows of a kind, by their statistics."""
-    columns = (actions.column(name).to_pylist() for name in ("path", "min.kind", "max.kind"))
-    return [path for path, low, high in zip(*columns, strict=True) if low is None or high is None or low <= kind <= high]
+def _newer_than(actions: pa.Table, since: datetime) -> pa.Table:
+    """The files that may have rows of that time or later."""
+    newest = actions.column("max.time")
+    return actions.filter(pc.fill_null(pc.greater_equal(newest, pa.scalar(since, newest.type)), True))
 
 
 def read_events(
@@ -567,14 +533,10 @@ def read_events(
     kind: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Rows of `SCHEMA`, or some of its columns, unsorted; none without the table.
+    """Rows, unsorted; none without the table. Files without any, by their statistics, are not opened.
 
-    Args:
-        lakehouse: lakehouse of the table.
-        since: only rows of that time or later; files without any are not opened.
-        newest_files: only so many files, those with the newest rows: a run is one file until compaction.
-        kind: only rows of this kind; files without any, by their statistics, are not opened, and not counted as newest.
-        columns: only these, `time` and `kind` among them.
+    `since`: only rows of that time or later. `newest_files`: only so many files, those with the newest rows of the `kind`: a
+    run is one file until compaction. `columns`: only these, `time` and `kind` among them.
     """
     log = event_log_table(lakehouse)
     handle = log.table.open_to_read()
@@ -583,12 +545,15 @@ def read_events(
         return log.read(None, columns)
     actions = actions.sort_by([("max.time", "descending")])
     if since is not None:
-        newest = actions.column("max.time")
-        actions = actions.filter(pc.fill_null(pc.greater_equal(newest, pa.scalar(since, newest.type)), True))
-    paths = actions.column("path").to_pylist() if kind is None else _paths_with(actions, kind)
+        actions = _newer_than(actions, since)
+    paths = actions.column("path").to_pylist()
+    if kind is not None:
+        # Not by Arrow: to make a scalar of a Python value it imports pandas, a quarter of a short command's time.
+        bounds = zip(actions.column("min.kind").to_pylist(), actions.column("max.kind").to_pylist(), strict=True)
+        is_possible = (low is None or high is None or low <= kind <= high for low, high in bounds)
+        paths = list(compress(paths, is_possible))
     rows = log.read(handle, columns, paths[:newest_files])
     if kind is not None:
-        # No `==`: to make a literal of a Python value Arrow imports pandas, a quarter of a short command's time.
         rows = rows.filter(pc.match_substring_regex(rows.column("kind"), f"^{re.escape(kind)}$"))
     if since is not None:
         rows = rows.filter(pc.field("time") >= pa.scalar(since, EVENT_LOG_SCHEMA.field("time").type))

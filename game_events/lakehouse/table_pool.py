@@ -10,30 +10,18 @@ and there must be no later entry, as for a table that was kept (`OpenTable.is_ne
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable, Schema
+import msgspec
+from deltalake import DeltaTable
 
-from game_events.lakehouse.open_table import (
-    PLAIN_READER,
-    PLAIN_WRITER,
-    DataFile,
-    Entry,
-    KnownVersion,
-    OpenTable,
-    TableMetadata,
-    entry_of,
-    of_columns,
-    path_of,
-)
+from game_events.lakehouse.open_table import KnownVersion, OpenTable, TableMetadata, entry_of, path_of
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.tables import OWN_TABLES, Table
 
@@ -46,10 +34,19 @@ MOST_KEPT = 2_000
 NAME = "_game_events_summary"
 
 #: Increased when the content changes: others are not read.
-FORMAT = 1
+FORMAT = 2
 
-#: Schemas that are remembered by their texts: the tables of most games have the same.
-SCHEMAS = 256
+
+@dataclass(frozen=True)
+class Summary:
+    """The content of a summary; `entry`: digest of the version's log entry."""
+
+    format: int
+    entry: str
+    known: KnownVersion
+
+
+_DECODER = msgspec.json.Decoder(Summary)
 
 
 class TablePool:
@@ -59,13 +56,12 @@ class TablePool:
     or has read what a summary needs, publishes it: who opens the table afterwards need not read the log.
     """
 
-    def __init__(self, most: int = MOST_KEPT, *, summaries: bool = True) -> None:
-        """`most`: tables of games that are kept. `summaries`: write them for the next run; a loop would do it in each cycle."""
-        self._most = most
+    def __init__(self, *, summaries: bool = True) -> None:
+        """`summaries`: write them for the next run; a loop would do it in each cycle."""
         self._summaries = summaries
         self._kept: dict[str, OpenTable] = {}
         #: What is known of the columns of games' tables by their summaries: most games have the same.
-        self._columns: dict[tuple[str, ...], dict[Any, Any]] = {}
+        self._columns: dict[tuple[object, ...], dict[Any, Any]] = {}
         self._lock = threading.Lock()
 
     def open(self, table: Table) -> OpenTable | None:
@@ -124,9 +120,9 @@ class TablePool:
         """
         if opened.entry is None or not opened.is_young:
             return
-        if table.key not in OWN_TABLES and table.uri not in self._kept and len(self._kept) >= self._most:
+        if table.key not in OWN_TABLES and table.uri not in self._kept and len(self._kept) >= MOST_KEPT:
             self._kept = {uri: held for uri, held in list(self._kept.items()) if held.is_young}
-            if len(self._kept) >= self._most:
+            if len(self._kept) >= MOST_KEPT:
                 return
         self._kept[table.uri] = opened
 
@@ -134,113 +130,63 @@ class TablePool:
         """The newest version; None: there is no summary of that."""
         if table.by is not None or not table.is_local:
             return None
-        read = _read_summary(table.uri)
-        if read is None:
+        known = _read_summary(table.uri)
+        if known is None:
             return None
-        summary, entry = read
-        opened = table.opened(_known(summary, entry), self._shared_columns(table, summary))
+        opened = table.opened(known, self._shared_columns(table, known.metadata))
         opened.summarised = opened.version()
         return table.readable(opened) if opened.is_newest() else None
 
-    def _shared_columns(self, table: Table, summary: Mapping[str, Any]) -> dict[Any, Any]:
+    def _shared_columns(self, table: Table, metadata: TableMetadata) -> dict[Any, Any]:
         """What is known of columns and properties of such a table, which has descriptions of its own only when it is made."""
         if table.key in OWN_TABLES or not table.key.startswith(("silver_", "gold_")):
             return {}
-        properties = json.dumps([summary["metadata"][name] for name in ("partition_columns", "configuration")], sort_keys=True)
+        properties = (*metadata.partition_columns, *sorted(metadata.configuration.items()))
         layer = table.key.partition("_")[0]
-        return self._columns.setdefault((layer, summary["schema"], properties), {})
+        return self._columns.setdefault((layer, metadata.schema, properties), {})
 
 
 def summarise(opened: OpenTable) -> None:
     """Write the summary of a version, if it has one and it is not the one that was written last.
 
-    A file that cannot be written, as of a table that was deleted, is left out.
+    It has none if the table has features, or too many files, or is not known enough. A file that cannot be written, as of a
+    table that was deleted, is left out.
     """
     if opened.summarised == opened.version() or opened.store is not None:
         return
     try:
-        summary = _summary_of(opened)
-        if summary is None:
+        known = opened.known()
+        if known is None:
             return
-        text = json.dumps(summary, ensure_ascii=False, separators=(",", ":")).encode()
-        _write(_path(opened.uri), _digest(text).encode() + b"\n" + text)
+        digest = _digest_of_entry(opened.uri, known.version)
+        if entry_of(opened.uri, None, known.version) != known.entry:  # of another table in its place
+            return
+        text = msgspec.json.encode(Summary(FORMAT, digest, known))
+        # In its place: half of it is none, by its digest, and to delete the one before takes longer.
+        with os.fdopen(os.open(_path(opened.uri), os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+            file.write(_digest(text).encode() + b"\n" + text)
+            file.truncate()
     except (OSError, ValueError) as error:
         log.debug("table=%s not_summarised=%r", opened.uri, str(error))
         return
     opened.summarised = opened.version()
 
 
-def _summary_of(opened: OpenTable) -> dict[str, Any] | None:
-    """The summary of a version; None: it has none, as the table has features, or too many files, or is not known enough.
-
-    `entry`: digest of the version's log entry; `schema`: JSON of the columns; the others as in `KnownVersion`.
-    """
-    known = opened.known()
-    protocol = opened.protocol()
-    if known is None or (protocol.min_reader_version, protocol.min_writer_version) != (PLAIN_READER, PLAIN_WRITER):
-        return None
-    # The entry that is known, not that of another table in its place.
-    digest = _digest_of_entry(opened.uri, known.version)
-    if entry_of(opened.uri, None, known.version) != known.entry:
-        return None
-    return {
-        "format": FORMAT,
-        "entry": digest,
-        "version": known.version,
-        "schema": of_columns(opened, _schema_text),
-        "metadata": {name: value for name, value in vars(known.metadata).items() if name != "schema"},
-        "transactions": known.transactions,
-        "has_all": known.has_all,
-        "info": known.info,
-        "files": [[f.path, f.size, f.rows, f.lowest_batch, f.highest_batch] for f in known.files],
-    }
-
-
-def _known(summary: Mapping[str, Any], entry: Entry) -> KnownVersion:
-    """The version of a summary, whose log entry has this identity."""
-    return KnownVersion(
-        summary["version"],
-        entry,
-        TableMetadata(_schema(summary["schema"]), **summary["metadata"]),
-        summary["transactions"],
-        summary["has_all"],
-        summary["info"],
-        tuple(DataFile(*file) for file in summary["files"]),
-    )
-
-
-def _read_summary(uri: str) -> tuple[dict[str, Any], Entry] | None:
-    """The summary beside a log, and the identity of its version's entry; None: the log has that no more, or it is damaged."""
+def _read_summary(uri: str) -> KnownVersion | None:
+    """The version of the summary beside a log; None: there is none, the log has that version no more, or it is damaged."""
     try:
         digest, _, text = _path(uri).read_bytes().partition(b"\n")
         if digest != _digest(text).encode():  # as after a power cut
             return None
-        summary = json.loads(text)
-        if summary["format"] != FORMAT:
-            return None
+        summary = _DECODER.decode(text)
+        version = summary.known.version
         # Before its content: if the table is made again meanwhile, `is_newest` finds another one.
-        entry = entry_of(uri, None, summary["version"])
-        if entry is None or _digest_of_entry(uri, summary["version"]) != summary["entry"]:
+        entry = entry_of(uri, None, version)
+        if summary.format != FORMAT or entry is None or _digest_of_entry(uri, version) != summary.entry:
             return None
-    except OSError:
+    except (OSError, msgspec.ValidationError):
         return None
-    return summary, entry
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write the file, in its place: half of it is none, by its digest, and to delete the one before takes longer."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
-        file.write(content)
-        file.truncate()
-
-
-def _schema_text(table: DeltaTable) -> str:
-    return str(table.schema().to_json())
-
-
-@lru_cache(SCHEMAS)
-def _schema(text: str) -> Schema:
-    return Schema.from_json(text)
+    return replace(summary.known, entry=entry)
 
 
 def _digest_of_entry(uri: str, version: int) -> str:

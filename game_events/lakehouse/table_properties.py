@@ -1,23 +1,15 @@
 """What a table says of itself: features, constraints, retention, the version of its format, sizes.
 
-What a table asks for that this project does not keep: features that it cannot read or write, and constraints of rows.
+Features that this project cannot read or write, and constraints of rows, are added by somebody else's ALTER TABLE. A commit
+takes finished files: neither this project nor delta-rs checks rows against NOT NULL, a CHECK constraint or an invariant.
+Readers rely on these: they would lose rows, or fail. So such a table is refused before anything is written for it.
 
-Somebody else's ALTER TABLE adds them. A commit takes finished files: neither this project nor delta-rs checks rows against
-NOT NULL, a CHECK constraint or an invariant. Readers rely on these: they would lose rows, or fail. So such a table is refused
-before anything is written for it.
+Removed files and log entries stay for running readers and time travel. *Kept* tables (bronze, silver, quarantine, logs) hold
+rows that are nowhere else: only compaction removes files. *Derived* tables (gold, the unified table, `progress`) are replaced
+by every refresh, so their old files are deleted soon.
 
 Source: Delta Lake protocol, "Table Features", "Requirements for Writers", "Column Invariants", "CHECK Constraints", "Generated
 Columns", "Identity Columns", "Append-only Tables", "Schema Serialization Format".
-
-Retention of removed files and log entries, for running readers and time travel.
-
-Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are nowhere else: only compaction removes files.
-*Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
-
-The version of the tables' own format, kept in each table: tables of another one are refused. It is in the metadata of a
-table's first column, as delta-rs takes no table properties but Delta's own.
-
-How many rows and bytes of a table are read, sorted, written and sent at a time: parameters that travel with each table.
 """
 
 import json
@@ -60,11 +52,8 @@ _LAST_PLAIN, _LISTED = 5, 7
 
 #: Name of what an unlisted version asks for.
 _IDENTITY = "identityColumns"
-
 _MAPPING = "delta.columnMapping.mode"
-
 _CONSTRAINT = "delta.constraints."
-
 _APPEND_ONLY = "delta.appendOnly"
 
 #: Beginning of a key in a column's metadata -> what it makes of the column.
@@ -91,7 +80,8 @@ def refuse_unreadable(handle: DeltaTable, uri: str, key: str) -> None:
     """Raise DataError for a table with a feature without which its files cannot be read rightly."""
     items = of_columns(handle, _unreadable)
     if items:
-        raise DataError(f"table {uri} uses {_named(items)}, which this version does not read. {_way_out(items, uri, key)}")
+        names = ", ".join(item.what for item in items)
+        raise DataError(f"table {uri} uses {names}, which this version does not read. {_way_out(items, uri, key)}")
 
 
 def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bool, replaced: bool) -> None:
@@ -101,13 +91,16 @@ def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bo
     of the table are replaced by others with other rows.
     """
     items = [*of_columns(handle, _unwritable)]
-    if not partitioned:
-        items += of_columns(handle, _partitions)
-    if replaced:
-        items += of_columns(handle, _append_only)
+    metadata = handle.metadata()
+    if metadata.partition_columns and not partitioned:
+        items.append(Unsupported(f"it is partitioned by {', '.join(metadata.partition_columns)}"))
+    # Compaction removes no rows.
+    if replaced and str(metadata.configuration.get(_APPEND_ONLY, "")).lower() == "true":
+        items.append(Unsupported(f"{_APPEND_ONLY} forbids to replace rows", f"UNSET TBLPROPERTIES ('{_APPEND_ONLY}')"))
     if items:
+        names = ", ".join(item.what for item in items)
         raise DataError(
-            f"table {uri} was altered: {_named(items)}. Commits of game_events would break that, so nothing is written to the "
+            f"table {uri} was altered: {names}. Commits of game_events would break that, so nothing is written to the "
             f"table. {_way_out(items, uri, key)}"
         )
 
@@ -115,10 +108,6 @@ def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bo
 def is_made_again(key: str) -> bool:
     """Whether the next run makes a table again, by its key, from other tables if it is deleted."""
     return is_derived(key) or key.startswith("silver_")
-
-
-def _named(items: Sequence[Unsupported]) -> str:
-    return ", ".join(item.what for item in items)
 
 
 def _way_out(items: Sequence[Unsupported], uri: str, key: str) -> str:
@@ -141,7 +130,13 @@ def _unreadable(handle: DeltaTable) -> tuple[Unsupported, ...]:
 
 
 def _unwritable(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    return (*_features(handle), *_constraints(handle.metadata().configuration), *_columns(handle.schema().to_json()))
+    keys = sorted(key for key in handle.metadata().configuration if key.startswith(_CONSTRAINT))
+    names = [key.removeprefix(_CONSTRAINT) for key in keys]
+    constraints = [Unsupported(f"the CHECK constraint {name}", f"DROP CONSTRAINT {name}") for name in names]
+    schema = handle.schema().to_json()
+    # Values, in nested columns too, that a writer would have to check or to make.
+    has_checked = any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS)))
+    return (*_features(handle), *constraints, *(_of_type(json.loads(schema), "") if has_checked else ()))
 
 
 def _features(handle: DeltaTable) -> Iterator[Unsupported]:
@@ -155,19 +150,6 @@ def _features(handle: DeltaTable) -> Iterator[Unsupported]:
         if name not in WRITABLE_FEATURES:
             first = f"CLUSTER BY NONE, then DROP FEATURE {name}" if name == "clustering" else f"DROP FEATURE {name}"
             yield Unsupported(f"the table feature {name}", first)
-
-
-def _constraints(configuration: Mapping[str, str | None]) -> Iterator[Unsupported]:
-    for key in sorted(configuration):
-        if key.startswith(_CONSTRAINT):
-            name = key.removeprefix(_CONSTRAINT)
-            yield Unsupported(f"the CHECK constraint {name}", f"DROP CONSTRAINT {name}")
-
-
-def _columns(schema: str) -> Iterator[Unsupported]:
-    """Columns, nested ones too, with values that a writer would have to check or to make."""
-    if any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS))):
-        yield from _of_type(json.loads(schema), "")
 
 
 def _of_type(kind: Mapping[str, Any] | str, path: str) -> Iterator[Unsupported]:
@@ -195,18 +177,6 @@ def _children(kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool, Mapping
         case "map":
             yield "key", kind["keyType"], True, {}
             yield "value", kind["valueType"], kind["valueContainsNull"], {}
-
-
-def _partitions(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    columns = handle.metadata().partition_columns
-    return (Unsupported(f"it is partitioned by {', '.join(columns)}"),) if columns else ()
-
-
-def _append_only(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    """The property by which no row may be removed; compaction removes none."""
-    if str(handle.metadata().configuration.get(_APPEND_ONLY, "")).lower() != "true":
-        return ()
-    return (Unsupported(f"{_APPEND_ONLY} forbids to replace rows", f"UNSET TBLPROPERTIES ('{_APPEND_ONLY}')"),)
 
 
 #: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
@@ -276,11 +246,11 @@ class Retention:
         return True
 
 
-#: Increased when tables are written in a way that other code would misread; the second one is that of partitioned tables. The
-#: first release begins with 3: game_events 0.1, which was never released and knows other transaction ids, wrote 1 and 2, and
-#: refuses what is higher.
+#: Version of the tables' own format, in the metadata of a table's first column, as delta-rs takes no table properties but
+#: Delta's own. Increased when tables are written in a way that other code would misread; the second one is that of partitioned
+#: tables. The first release begins with 3: game_events 0.1, which was never released and knows other transaction ids, wrote 1
+#: and 2, and refuses what is higher.
 FORMAT, PARTITIONED = 3, 4
-
 KEY = "game_events.format"
 
 

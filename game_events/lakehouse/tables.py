@@ -1,10 +1,6 @@
-"""Tables of the lakehouse: keys, names, locations, and opening them.
+"""Tables of the lakehouse: layers, keys, names, locations, and opening them.
 
 Code uses a table's key; users and folders have its name, which differs by the setting `names` (`config/names.py`).
-
-The layers, as commands, reports, settings and the column `layer` of quarantine and `progress` name them.
-
-Owners and tags of each layer's tables, from the settings.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from game_events.config.settings import Settings
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, of_columns, read_add_actions, read_data_files
+from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, data_files, of_columns, read_add_actions
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import delta_options, has_no_content, store_errors_named, unopenable
 from game_events.lakehouse.table_properties import (
@@ -51,7 +47,10 @@ log = logging.getLogger(__name__)
 
 
 class Layer(StrEnum):
-    """A layer. An aggregate that a user defined is a layer `gold:{name}` (`GoldAggregate.layer`)."""
+    """A layer, as commands, reports, settings and the column `layer` of quarantine and `progress` name it.
+
+    An aggregate that a user defined is a layer `gold:{name}` (`GoldAggregate.layer`).
+    """
 
     BRONZE = "bronze"
     #: Written in bronze's pass: a layer in reports only.
@@ -63,13 +62,9 @@ class Layer(StrEnum):
     OWN = "own"
 
 
-#: Layers that are made from bronze, in the order in which rows pass them.
+#: Layers that are made from bronze, in the order in which rows pass them; those that a run refreshes; those of a report.
 DOWNSTREAM = (Layer.SILVER, Layer.GOLD, Layer.UNIFIED)
-
-#: Layers that a run refreshes, in that order.
 REFRESHED = (Layer.BRONZE, *DOWNSTREAM)
-
-#: Layers of a report.
 REPORTED = (Layer.BRONZE, Layer.QUARANTINE, *DOWNSTREAM)
 
 #: What the layers of aggregates that users defined begin with.
@@ -87,10 +82,7 @@ EVERY = "all"
 
 @dataclass(frozen=True)
 class Labels:
-    """Owners and tags.
-
-    `owners`: teams (`team:name`) and e-mail addresses. `tags`: layer, or `all` -> key -> value.
-    """
+    """Owners (teams, `team:name`, and e-mail addresses) and tags (layer, or `all` -> key -> value)."""
 
     owners: tuple[str, ...] = ()
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -107,9 +99,7 @@ class Labels:
 
 
 BRONZE = "bronze_events"
-
 QUARANTINE = "quarantine_events"
-
 UNIFIED = "gold_unified_player_agg"
 
 #: Silver of all games, in the layout `partitioned`.
@@ -117,13 +107,9 @@ SILVER = "silver_events"
 
 #: Values of `GAME_EVENTS_SILVER_LAYOUT`.
 TABLES, PARTITIONED = "tables", "partitioned"
-
 SCHEMAS = "schemas"
-
 EVENT_LOG = "event_log"
-
 ERASED_PEOPLE = "erased_people"
-
 SOURCE_FILES = "source_files"
 
 #: Of the export over HTTP: planned calls, outcome of each call, failed calls.
@@ -134,7 +120,6 @@ EXPORT_TABLES = (EXPORT_CALLS, EXPORT_OUTCOMES, EXPORT_FAILED_CALLS)
 
 #: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
 PART_PATH = r"=([^/=]+)/[^/]+$"
-
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 
 #: All tables but those of games.
@@ -202,12 +187,12 @@ def version_of(handle: DeltaTable | None) -> int | None:
 
 def add_actions(handle: DeltaTable) -> pa.Table:
     """The files of a version with all statistics, read from the log: columns `min.{column}`, `max.{column}` for each column."""
-    return handle.actions() if isinstance(handle, Part) else read_add_actions(handle)
+    return handle.whole.actions_of(handle.game) if isinstance(handle, Part) else read_add_actions(handle)
 
 
 def files_of(handle: DeltaTable) -> tuple[DataFile, ...]:
     """The files of a version."""
-    return handle.files() if isinstance(handle, OpenTable) else read_data_files(handle)
+    return handle.files() if isinstance(handle, OpenTable) else data_files(read_add_actions(handle))
 
 
 def paths(handle: DeltaTable) -> list[str]:
@@ -335,11 +320,7 @@ class Table:
             raise ReadOnlyError(f"{self.name} would be changed")
 
     def exists(self) -> bool:
-        """Whether it has a log, readable or not: data files alone, left by a crash, are no table.
-
-        Raises:
-            ConfigurationError, TransientError: as `open` does.
-        """
+        """Whether it has a log, readable or not: data files alone, left by a crash, are no table. Raises as `open`."""
         if self.part is not None:
             return self.open_to_read() is not None
         with store_errors_named(self.uri):
@@ -385,7 +366,7 @@ class Table:
             return None
         try:
             with store_errors_named(self.uri):
-                table = self.opened()
+                return self.opened()
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -393,15 +374,9 @@ class Table:
                 log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
                 return None
             raise unopenable(self.uri, error) from error
-        return table
 
     def readable(self, handle: AnyTable) -> AnyTable:
-        """The handle.
-
-        Raises:
-            DataError: the table has a feature that this project's readers do not support.
-            ConfigurationError: a newer version of this project has written it, or game_events 0.1.
-        """
+        """The handle; raises as `open` for a table that this project cannot read."""
         refuse_unreadable(handle, self.uri, self.key)
         refuse_other_format(handle, self.key)
         return handle
@@ -422,7 +397,7 @@ class Table:
 
 
 class Lakehouse:
-    """All tables below one root path or URI; `sizes`: what of them is read and written at a time."""
+    """All tables below one root path or URI."""
 
     def __init__(
         self,
@@ -434,11 +409,7 @@ class Lakehouse:
         read_only: bool = False,
         retention: Retention | None = None,
     ) -> None:
-        """Local roots become absolute, so that Spark's workers find them.
-
-        Raises:
-            ConfigurationError: the root is an existing file.
-        """
+        """Local roots become absolute, so that Spark's workers find them; ConfigurationError if the root is a file."""
         self.options = dict(options or {})
         self.person = person
         self.labels = labels or Labels()
@@ -462,11 +433,7 @@ class Lakehouse:
 
     @classmethod
     def of(cls, settings: Settings, *, read_only: bool = False) -> Lakehouse:
-        """The lakehouse of the settings, with the options of its object store; `read_only`: as `Table.read_only`.
-
-        Raises:
-            ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
-        """
+        """The lakehouse of the settings; ConfigurationError if its root is a file, or an object store that is not safe."""
         options = delta_options(settings)
         labels = Labels.of(settings)
         retention = Retention(settings.retention_h, settings.derived_retention_h)
@@ -585,11 +552,7 @@ def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> Configura
 
 
 def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
-    """A table that is there, and a handle on its newest version.
-
-    Raises:
-        ConfigurationError: there is none of that name; the message has those that are like it.
-    """
+    """A table that is there, and a handle on its newest version; raises `no_table`."""
     tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
     table = tables.get(name)
     handle = table.open_to_read() if table is not None else None

@@ -183,7 +183,7 @@ def _tidy(
         done.joined_bytes += landed.bytes
     handle = (table.open() or handle) if groups else handle
     if lakehouse is not None:
-        handle = _renewed(lakehouse, table, handle, done)
+        handle = _renewed(table, handle, done)
     known.read_log(handle)
     done.replaced += known.delete(table.retention.seconds(table.key))
     done.waiting = len(known.waiting)
@@ -191,7 +191,7 @@ def _tidy(
     return handle
 
 
-def _renewed(lakehouse: Lakehouse, table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
+def _renewed(table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
     """Renew the oldest outdated files, as many as there is time for; returns the newest version.
 
     A lost file is an error of the table, and its group is left for the next maintenance.
@@ -199,7 +199,7 @@ def _renewed(lakehouse: Lakehouse, table: Table, handle: DeltaTable, done: Table
     outdated = outdated_files(handle)
     for group in first_groups(outdated):
         try:
-            renew(lakehouse, table, handle, group)
+            renew(table, handle, group)
         except LostFileError as error:
             done.error = str(error)
             continue

@@ -28,9 +28,8 @@ from pyspark.sql import functions as F
 from game_events.config.settings import SETTING
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
-from game_events.lakehouse.commits.history import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, incarnation, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import files_with, may_hold

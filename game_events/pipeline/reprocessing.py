@@ -32,10 +32,9 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Landed, commit, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.commit import Landed, commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
-from game_events.lakehouse.commits.history import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.columns import (
     COORDINATES,
     FIRST_MESSAGE,
@@ -112,7 +111,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
 def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StagedRows, batch: int) -> int:
     """Append the staged rows to bronze, and report them; returns their number."""
     archive_schemas(pipeline, report, staged)
-    expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | erasure_fence(bronze)
+    expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | txns(bronze, [Txn.ERASURES])
     info = batch_info(batch, sum(f.rows for f in staged.bronze)) | {"replay_of": pipeline.quarantine.name}
     plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
     landed = commit(plan)
@@ -257,7 +256,7 @@ def _commit_redecoded(
     """Replace bronze's files by the staged ones."""
     batch = counter(handle, Txn.BATCH)
     count = handle.transaction_version(Txn.REDECODE)
-    expected = erasure_fence(handle) | {Txn.BATCH: batch, Txn.REDECODE: count}
+    expected = txns(handle, [Txn.ERASURES]) | {Txn.BATCH: batch, Txn.REDECODE: count}
     # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
     advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
     plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)

@@ -21,7 +21,7 @@ from game_events.cli.output import Json, Output, harmless
 from game_events.cli.output import since as since_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.history import Version, versions
+from game_events.lakehouse.commits.transactions import Version, versions
 from game_events.lakehouse.data.columns import owners_of, tags_of
 from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables import KINDS, read_events

@@ -2,12 +2,11 @@
 
 Progress is in the table's application transactions (`txn`). A commit names the value that each `txn` must have in the version
 it follows. So of two concurrent writers with overlapping ranges one commits, and the other one deletes its files.
-
-Retries of work that lost its commit to a concurrent writer.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -22,21 +21,29 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Gam
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.evolution import CommitOutcome, evolve, new_mark, outcome_of, same_columns, with_features
 from game_events.lakehouse.commits.log import Changes, TableLog, make_table, write_version
-from game_events.lakehouse.commits.transactions import restored_between, txn
-from game_events.lakehouse.data.columns import comments_of, describe, described
+from game_events.lakehouse.commits.transactions import (
+    RESTORE_CHECKED,
+    erasures,
+    marks_of,
+    restored_between,
+    restored_lately,
+    txn,
+    version_before_restores,
+)
+from game_events.lakehouse.data.columns import comments_in, describe, described
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, log_retention_s, note_of, of_columns
 from game_events.lakehouse.storage import storage_error, write_out
-from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, is_made_again, marked
-from game_events.lakehouse.tables import OWN_TABLES, Table, files_of, paths, table_id
+from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, REBUILD, is_made_again, marked
+from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, files_of, paths, table_id
 
 log = logging.getLogger(__name__)
 
 #: Key in `OpenTable.columns`: the columns and the description that a commit has found, or made, the table to have.
 _WRITTEN = "written"
 
-#: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
-#: commits to a table about twice a second.
+#: Attempts before a conflict is raised: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a
+#: local disk), and a loop commits to a table about twice a second.
 ATTEMPTS = 50
 
 
@@ -109,10 +116,7 @@ def without_rows(
 
 @dataclass(frozen=True)
 class Landed:
-    """A visible commit: what it added (rows, files, bytes), and the table's rows, bytes and column comments after it.
-
-    `handle`: the table after it, opened.
-    """
+    """A visible commit: what it added, and the table after it (rows, bytes, column comments, opened)."""
 
     table: str
     version: int
@@ -164,7 +168,11 @@ def commit(plan: Commit) -> Landed:
     for number in range(ATTEMPTS):
         attempt = _Attempt()
         try:
-            attempt.handle = (_planned_from(plan) if number == 0 else None) or plan.table.open()
+            planned_from = plan.from_table if number == 0 else None
+            if isinstance(planned_from, OpenTable) and planned_from.is_newest():
+                attempt.handle = planned_from
+            else:
+                attempt.handle = plan.table.open()
             require(plan, attempt.handle)
             following = _write(plan, attempt)
             break
@@ -176,12 +184,6 @@ def commit(plan: Commit) -> Landed:
             if _is_visible(plan, attempt, error, last=number == ATTEMPTS - 1):
                 break
     return _landed(plan, following)
-
-
-def _planned_from(plan: Commit) -> OpenTable | None:
-    """The version that a plan was made from, if it is the newest one still."""
-    opened = plan.from_table
-    return opened if isinstance(opened, OpenTable) and opened.is_newest() else None
 
 
 def require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -199,12 +201,8 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
         value = txn(handle, app)
         if value != expected:
             raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {expected} to {value}")
-    if handle is not None and handle.version() != plan.from_version:
-        _require_still_true(plan, handle)
-
-
-def _require_still_true(plan: Commit, handle: DeltaTable) -> None:
-    """What is compared of another version than the one that was planned from, of which it is known."""
+    if handle is None or handle.version() == plan.from_version:
+        return
     if plan.from_version is not None and restored_between(plan.table, plan.from_version, handle.version()):
         raise ConflictError(f"{plan.table.name}: it was restored since version {plan.from_version}, which was planned from")
     if plan.rewritten and not plan.rewritten <= set(paths(handle)):
@@ -254,7 +252,6 @@ def _with_columns(plan: Commit, handle: OpenTable, *, reshaped: bool) -> OpenTab
 
 
 def _new_columns(plan: Commit) -> Schema:
-    """Columns of a new table, or of one whose columns are replaced."""
     return Schema.from_arrow(marked(described(plan.table, plan.schema), partitioned=bool(plan.partition_by)))
 
 
@@ -350,11 +347,6 @@ def landed_of(plan: Commit, handle: OpenTable) -> Landed:
     )
 
 
-def comments_in(handle: DeltaTable) -> dict[str, str]:
-    """Column -> its comment."""
-    return comments_of(pa.schema(handle.schema()))
-
-
 def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | None) -> OpenTable:
     """The version that was written after another one; its log gets a checkpoint, and is shortened, if that is due."""
     files = [file.data_file() for file in changes.files]
@@ -371,15 +363,53 @@ def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | 
     return handle
 
 
-P = ParamSpec("P")
+def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None) -> DeltaTable:
+    """Return a version of the table that lacks no row because of a restore (`RESTORE`); one small file is read.
 
+    A restore takes rows back but no `txn`: offsets of rows that are gone stay committed, so no run would read them again.
+    Commits that are planned from the returned version compare it (`Commit.from_version`). A restore that was undone is
+    acknowledged by a commit without rows.
+
+    `rebuild`: the way out where the restore cannot be undone; None: the table's usual one.
+
+    Raises:
+        DataError: the table was restored; the message names table, version and command.
+    """
+    while restored_lately(table, marks_of(table), handle.version()):
+        version = version_before_restores(table, handle.version(), marks_of(table))
+        before = _before(table, handle, version)
+        if before is None or set(before.file_uris()) != set(handle.file_uris()):
+            raise DataError(_refusal(table, version if before is not None else None, rebuild))
+        with suppress(ConflictError):  # another process was first, or the table was restored again
+            commit(without_rows(table, handle, {RESTORE_CHECKED: "nothing was lost"}, {}, {}))
+        handle = table.open() or handle
+    return handle
+
+
+def _before(table: Table, handle: DeltaTable, version: int) -> DeltaTable | None:
+    """The table before the restore; None: the log does not reach back, or it has rows that were erased since."""
+    with suppress(DeltaError, OSError):
+        before = DeltaTable(table.uri, version=version, storage_options=table.options)
+        return before if erasures(before) == erasures(handle) else None
+    return None
+
+
+def _refusal(table: Table, version: int | None, rebuild: str | None) -> str:
+    ways = [rebuild or f"delete the table and run {REBUILD}" if table.key == QUARANTINE else rebuild or f"run {REBUILD}"]
+    if version is not None:
+        undo = f"RESTORE TABLE delta.`{table.uri}` TO VERSION AS OF {version}"
+        ways.insert(0, f'undo the restore ({undo}; or in Python deltalake.DeltaTable("{table.uri}").restore({version}))')
+    return (
+        f"{table.name} was restored to an older version: rows that came since are gone, and no run reads them again, as their "
+        f"offsets are committed. Nothing was done. To go on, {', or '.join(ways)}"
+    )
+
+
+P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Attempts before a conflict is raised: a continuous run commits to a table about twice a second.
-CONFLICT_ATTEMPTS = 50
 
-
-def retry_on_conflict(attempts: int = CONFLICT_ATTEMPTS) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def retry_on_conflict(attempts: int = ATTEMPTS) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator of a function that reads tables, plans and commits: it runs again at once, from its reads on, after a conflict.
 
     After `attempts` runs the last `ConflictError` is raised.

@@ -2,10 +2,8 @@
 
 The column map is in the columns' metadata; two runs may add columns to it at the same time.
 
-Outcome of a commit that raised: it is visible, another commit has its version, it failed otherwise, or it is unknown.
-
-Each commit has a unique mark in its information. Its files are no proof: a concurrent commit may have removed them again, and
-some commits have none.
+And the outcome of a commit that raised, by the unique mark in its information. Its files are no proof: a concurrent commit may
+have removed them again, and some commits have none.
 """
 
 import json
@@ -22,7 +20,7 @@ from game_events.decoding.columns import METADATA_KEY, level_of, type_name
 from game_events.errors import ConflictError, DataError, GameEventsError, folded
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.columns import DESCRIBING, metadata_of
-from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable
+from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
 from game_events.lakehouse.tables import AnyTable, Table, table_id
 
@@ -45,7 +43,12 @@ def evolve(table: Table, handle: AnyTable, wanted: pa.Schema, *, merges_column_m
     """
     now: AnyTable | OpenTable = handle
     for _ in range(EVOLVE_ATTEMPTS):
-        _refuse_other_types(table, now, wanted)
+        other = changed_types(now, wanted)
+        if other:
+            raise DataError(
+                f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
+                "other names, or refresh this table fully: that gives it the new types"
+            )
         _refuse_other_case(table.name, (f.name for f in now.schema().fields), wanted.names, concurrent=merges_column_map)
         new, metadata = _differences(table, now, wanted, merges_column_map=merges_column_map)
         if not new and not metadata:
@@ -73,15 +76,6 @@ def _altered(table: Table, handle: DeltaTable, new: list[Field], metadata: Mappi
     if refused is not None and not is_refusal(refused, handle, reopened):
         raise DataError(f"{table.name}: its columns cannot be changed: {refused}") from refused
     return reopened
-
-
-def _refuse_other_types(table: Table, handle: DeltaTable, wanted: pa.Schema) -> None:
-    other = changed_types(handle, wanted)
-    if other:
-        raise DataError(
-            f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
-            "other names, or refresh this table fully: that gives it the new types"
-        )
 
 
 def with_features(table: Table, handle: AnyTable, wanted: pa.Schema) -> AnyTable | OpenTable:
@@ -118,7 +112,7 @@ def _differences(
     shares: dict[str, str] = {}
     if merges_column_map:
         left_out.add(METADATA_KEY)
-        shares = _merged_shares(table.name, _metadata(held.values()), _metadata(map(Field.from_arrow, wanted)))
+        shares = _merged_shares(table.name, held.values(), map(Field.from_arrow, wanted))
     new: list[Field] = []
     metadata: dict[str, dict[str, str]] = {}
     for item in wanted:
@@ -136,16 +130,8 @@ def _differences(
     return new, metadata
 
 
-def _metadata(fields: Iterable[Field]) -> dict[str, Mapping[str, object]]:
-    return {field.name: field.metadata for field in fields}
-
-
-def _merged_shares(
-    table: str, held: Mapping[str, Mapping[str, object]], wanted: Mapping[str, Mapping[str, object]]
-) -> dict[str, str]:
+def _merged_shares(table: str, held: Iterable[Field], wanted: Iterable[Field]) -> dict[str, str]:
     """Add a plan's share of the column map to the table's; fields that concurrent writers have added are kept.
-
-    `held`, `wanted`: column -> its metadata.
 
     Returns:
         column -> share, for columns with a changed share.
@@ -154,14 +140,15 @@ def _merged_shares(
         ConflictError: a concurrent writer gave a field another column, or its column to another field of the same message: the
             files have it in the wrong place; plan again.
     """
-    shares = {column: _share(metadata) for column, metadata in held.items()}
+    shares = {field.name: _share(field) for field in held}
     places = {key: (column, name) for column, share in shares.items() for key, name in share.items()}
     owners: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for key, (column, name) in places.items():
         owners[column, name, *level_of(key)].append(key)
     changed: dict[str, str] = {}
-    for column, metadata in wanted.items():
-        ours = _share(metadata)
+    for field in wanted:
+        column = field.name
+        ours = _share(field)
         for key, name in ours.items():
             place = places.get(key)
             if place is None:
@@ -198,8 +185,8 @@ def _refuse_other_case(table: str, held: Iterable[str], wanted: Iterable[str], *
         )
 
 
-def _share(metadata: Mapping[str, object]) -> dict[str, str]:
-    return dict(json.loads(str(metadata.get(METADATA_KEY, "{}"))))
+def _share(field: Field) -> dict[str, str]:
+    return dict(json.loads(str(field.metadata.get(METADATA_KEY, "{}"))))
 
 
 def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
@@ -278,12 +265,8 @@ def is_refusal(error: Exception, before: DeltaTable | None, now: DeltaTable | No
     if (table_id(before), before.version()) != (table_id(now), now.version()):
         return True
     # The log entry of a local table has an identity, too: a copy of the folder may have been put in its place.
-    return len({_entry(handle) for handle in (before, now)} - {None}) > 1
-
-
-def _entry(handle: DeltaTable) -> Entry | None:
-    """The identity of a version's log entry in a local table, if it is known."""
-    return handle.entry if isinstance(handle, OpenTable) and handle.store is None else None
+    entries = {handle.entry for handle in (before, now) if isinstance(handle, OpenTable) and handle.store is None}
+    return len(entries - {None}) > 1
 
 
 def outcome_of(

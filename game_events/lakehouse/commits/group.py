@@ -5,7 +5,7 @@ Commits of 1,000 parts, one by one, would be 1,000 versions of one table, each a
 Guarantee: of the plans whose transaction ids are unchanged all are in one version, or none; a plan that has lost to a
 concurrent writer does not keep the others from it.
 
-Work for each game, in as many threads as the storage's latency asks for; commits, each failing alone.
+And work for each game, in as many threads as the storage's latency asks for, each failing alone.
 """
 
 import logging
@@ -86,7 +86,11 @@ class _Group:
         if not isinstance(whole, PartedTable):
             return None
         if restored(whole):
-            note_restored(self._table, whole)
+            # For every part: the next commit to one of them would hide the restore from the others.
+            noted = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
+            info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
+            none = pa.schema([])
+            commit(Commit(self._table, none, [], {}, noted, table_id(whole), whole.version(), info=info, from_table=whole))
             whole = self._table.open()
         return whole if isinstance(whole, PartedTable) else None
 
@@ -102,7 +106,7 @@ class _Group:
                     was = f"it was restored since version {plan.from_version}, which was planned from"
                     raise ConflictError(f"{plan.table.name}: {was}")
                 _require(plan, whole.part(game) if whole is not None else None)
-                if id(plan.schema) not in known:  # most plans have the same
+                if id(plan.schema) not in known:
                     columns = _with_columns(self._table, columns, plan.schema)
                     known.add(id(plan.schema))
             except (ConflictError, DataError) as error:
@@ -117,8 +121,17 @@ class _Group:
         return {version for version in versions if restored_between(self._table, version, whole.version())}
 
     def _drop_other_types(self, whole: PartedTable | None) -> None:
-        for game, other in _of_other_types(self._left, whole).items():
-            self._drop([game], other)
+        """Take out the plans whose columns do not fit into the table, unless all of it is replaced."""
+        if whole is None or _replaces_all(self._left, whole):
+            return
+        known: dict[int, list[str]] = {}  # most plans have the same schema
+        for game, plan in list(self._left.items()):
+            if id(plan.schema) not in known:
+                known[id(plan.schema)] = changed_types(whole, plan.schema)
+            if other := known[id(plan.schema)]:
+                was = f"the types of the table are others than those of the new rows: {'; '.join(other)}"
+                way_out = "Refresh the table of all games fully, in one run: that gives it the new types"
+                self._drop([game], DataError(f"{plan.table.name}: {was}. {way_out}"))
 
     def _drop(self, games: Iterable[str], error: Outcome) -> None:
         for game in list(games):
@@ -148,17 +161,6 @@ def _require(plan: Commit, part: Part | None) -> None:
     require(plan if is_the_same else replace(plan, from_version=None), part)
 
 
-def note_restored(table: Table, whole: PartedTable) -> None:
-    """Note for every part that the table was restored: the next commit to one of them would hide it from the others."""
-    advance = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
-    info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
-    commit(
-        Commit(
-            table, pa.schema([]), [], {}, advance, table_id(whole), from_version=whole.version(), info=info, from_table=whole
-        )
-    )
-
-
 def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schema:
     """The columns of all plans so far and of another one, and the one that names the game.
 
@@ -174,23 +176,6 @@ def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schem
     return pa.schema([*columns, *new], columns.metadata) if new else columns
 
 
-def _of_other_types(plans: Mapping[str, Commit], whole: PartedTable | None) -> dict[str, DataError]:
-    """Game -> why its columns do not fit into the table, unless all of it is replaced."""
-    if whole is None or _replaces_all(plans, whole):
-        return {}
-    refused: dict[str, DataError] = {}
-    known: dict[int, list[str]] = {}
-    for game, plan in plans.items():
-        if id(plan.schema) not in known:
-            known[id(plan.schema)] = changed_types(whole, plan.schema)
-        if other := known[id(plan.schema)]:
-            refused[game] = DataError(
-                f"{plan.table.name}: the types of the table are others than those of the new rows: {'; '.join(other)}. Refresh "
-                "the table of all games fully, in one run: that gives it the new types"
-            )
-    return refused
-
-
 def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
     """Whether the plans replace all rows of the table, columns included."""
     held = {game for game, state in whole.states().items() if state.files}
@@ -198,7 +183,6 @@ def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
 
 
 def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]) -> Commit:
-    """One commit of all plans."""
     columns = pa.schema([])
     for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
         columns = _with_columns(table, columns, schema)
@@ -208,10 +192,14 @@ def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]
     info: dict[str, str] = {}
     for game, plan in plans.items():
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
-        moved = _moved(plan, state)
+        moved = dict(plan.set_transactions)
+        if plan.replace and state.transactions.get(Txn.RESTORED):  # with all rows replaced, it does not matter any more
+            moved[Txn.RESTORED] = 0
         expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expect_transactions, *moved)}
         advance |= {of_part(app, game): to for app, to in moved.items()}
-        removed |= _removed(plan, state)
+        removed |= plan.rewritten
+        if plan.replace or not state.transactions:  # files of no part are leftovers
+            removed.update(unquote(file.path) for file in state.files)
         _add_info(info, plan.info)
     reshaped = whole is not None and _replaces_all(plans, whole)
     return Commit(
@@ -233,20 +221,6 @@ def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]
     )
 
 
-def _moved(plan: Commit, state: PartState) -> dict[str, int]:
-    """Transaction ids that a plan sets; with all rows replaced, a restore does not matter any more."""
-    if plan.replace and state.transactions.get(Txn.RESTORED):
-        return {**plan.set_transactions, Txn.RESTORED: 0}
-    return dict(plan.set_transactions)
-
-
-def _removed(plan: Commit, state: PartState) -> frozenset[str]:
-    """Paths of the files that a plan removes."""
-    if plan.replace or not state.transactions:  # files of no part are leftovers
-        return plan.rewritten.union(unquote(file.path) for file in state.files)
-    return plan.rewritten
-
-
 def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
     """Add one part's information: the highest batch, the sum of other numbers, the first of other texts."""
     for key, value in more.items():
@@ -266,7 +240,6 @@ def _landed(plan: Commit, landed: Landed, game: str) -> Landed:
 
 
 T = TypeVar("T")
-
 R = TypeVar("R")
 
 #: Games that are worked on alone, one after the other. The one between shows the storage's latency: the slowest may have made
@@ -288,11 +261,7 @@ GAME_ATTEMPTS = 10
 
 @dataclass
 class Committed:
-    """Outcomes by game.
-
-    `landed`: visible commits. `again`: games to plan again, as a concurrent writer committed first. `failed`: game -> why
-    nothing was committed.
-    """
+    """Outcomes by game: visible commits, games to plan again (a concurrent writer was first), why nothing was committed."""
 
     landed: dict[str, Landed] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)

@@ -1,21 +1,16 @@
 """A table's log: its entries are written, read and cleaned up.
 
-Writes the log entry of a commit: the next version of a table, or an error because another commit has taken it.
-
 delta-rs reads the log before and after each entry that it writes, and lists its folder: 10 of the 12 ms of a small commit. So
 the entry of a plain commit to a local table is written here: the first one, or files added and removed, with columns and
 properties as before. Everything else, and every table with a property or feature that this module does not know, is delta-rs'
 (docs/decisions/0029).
 
+Entries are read from their files: opening 2,000 small tables took 11 s with any number of threads, as delta-rs replays each
+log; listing the logs and reading the newest commit of each took 1.2 s on the same machine. And delta-rs does not return when a
+file was removed.
+
 Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Add File and Remove File", "Transaction Identifiers",
-"Protocol Evolution", "Commit Provenance Information", "Requirements for Writers".
-
-Entries of a table's Delta log, read from its files: commits without opening the table, and times of removals.
-
-Opening 2,000 small tables took 11 s with any number of threads, as delta-rs replays each log; listing the logs and reading the
-newest commit of each took 1.2 s on the same machine. Delta-rs does not return when a file was removed.
-
-Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information", "Remove File", "Checkpoints".
+"Protocol Evolution", "Commit Provenance Information", "Requirements for Writers", "Checkpoints".
 """
 
 import json
@@ -50,6 +45,7 @@ from game_events.lakehouse.open_table import (
     of_columns,
     path_of,
 )
+from game_events.lakehouse.parts import read_transactions
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_properties import KEEP_LOG, PROPERTIES
 from game_events.lakehouse.tables import BRONZE, Table
@@ -62,7 +58,6 @@ _LISTED_VERSION = 7
 
 #: Types of columns, and of what is in them, that take no feature. Source: Delta Lake protocol, "Schema Serialization Format".
 _TYPE = re.compile(r'"(?:type|elementType|keyType|valueType)":"([^"]*)"')
-
 _PLAIN_TYPE = re.compile(
     r"struct|array|map|string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|decimal\(\d+,\s*\d+\)"
 )
@@ -72,7 +67,6 @@ _OF_VERSION = re.compile(r"\d{20}\.")
 
 #: What an entry says of its commit, as delta-rs names it.
 _WRITE = {"operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": "[]"}}
-
 _CREATE = {"operation": "CREATE TABLE", "operationParameters": {"mode": "ErrorIfExists"}}
 
 #: The log's numbers have 64 bits.
@@ -80,6 +74,14 @@ _BEYOND = 2**63
 
 #: A path that is the same encoded for URIs and not.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/-]+")
+FOLDER = "_delta_log"
+CHECKPOINT = ".checkpoint.parquet"
+
+#: Key in the information of bronze's commits: all topics of the source. By the newest one a deleted topic is found.
+SOURCES = "sources"
+
+#: Digits of a version in the name of its entry and its checkpoint.
+_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,8 @@ class Changes:
     """What a commit changes.
 
     Attributes:
-        files: files to add.
         removed: path, below the table's folder, of each file to remove -> its bytes (None: not known).
         same_rows: the added files have the rows of the removed ones, so streaming readers skip the commit.
-        set_transactions: transaction id -> value.
-        info: the commit's information.
         columns: the table's new columns: all files that it has are removed; None: columns and files stay.
     """
 
@@ -135,7 +134,10 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
     """
     if table.is_local and isinstance(handle, OpenTable) and of_columns(handle, _is_plain) and _are_plain(changes):
         return _append(table, handle, _actions(changes, _WRITE))
-    actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
+    now = _now_ms()
+    actions: list[AddAction | RemoveAction] = [*changes.added]
+    for path, size in changes.removed.items():  # readers of a change feed need the bytes
+        actions.append(RemoveAction(path, not changes.same_rows, now, size, dict(partition_of(path))))
     if changes.columns is None:
         handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
     else:
@@ -159,7 +161,8 @@ def make_table(
     """
     properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
-        metadata = TableMetadata(columns, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
+        text = columns.to_json()
+        metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
         commit, *others = _actions(changes, _CREATE)
         entry = _begin(table, [commit, *metadata.actions(), *others], has_files=bool(changes.files))
         files = tuple(file.data_file() for file in changes.files)
@@ -177,12 +180,6 @@ def make_table(
         **changes.options,
     )
     return None
-
-
-def removals(files: Mapping[str, int | None], *, same_rows: bool = False) -> list[RemoveAction]:
-    """delta-rs' actions that remove files: path below the table's folder -> bytes, which readers of a change feed need."""
-    now = _now_ms()
-    return [RemoveAction(path, not same_rows, now, size, dict(partition_of(path))) for path, size in files.items()]
 
 
 def _is_plain(table: DeltaTable) -> bool:
@@ -301,27 +298,6 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-FOLDER = "_delta_log"
-
-CHECKPOINT = ".checkpoint.parquet"
-
-#: Key in the information of bronze's commits: all topics of the source. By the newest one a deleted topic is found.
-SOURCES = "sources"
-
-_DIGITS = 20
-
-
-@dataclass(frozen=True)
-class Removed:
-    """A file that a commit has removed.
-
-    `path`: below the table's folder. `at_ms`: when, in milliseconds since 1970.
-    """
-
-    path: str
-    at_ms: int
-
-
 class TableLog:
     """The log of one existing table. Entries that were cleaned up are missing."""
 
@@ -333,7 +309,7 @@ class TableLog:
 
     def versions(self) -> list[int]:
         """Versions with an entry, sorted; one listing."""
-        return sorted(int(name[:_DIGITS]) for name in self._listed() if name[_DIGITS:] == ".json")
+        return sorted(int(name[:_DIGITS]) for name in self._names() if name[_DIGITS:] == ".json")
 
     def has(self, version: int) -> bool:
         """Whether a version has an entry; one small request."""
@@ -344,23 +320,11 @@ class TableLog:
         return [json.loads(line) for line in self._lines(version) or () if line.strip()]
 
     def transactions(self, version: int) -> dict[str, int]:
-        """Transaction id -> value, of all ids of a version.
-
-        Raises:
-            DataError: entries are missing, or their checkpoint is one that another program has written in several parts.
-        """
-        checkpoints = (int(name[:_DIGITS]) for name in self._listed() if name[_DIGITS:] == CHECKPOINT)
-        begin = max((at for at in checkpoints if at <= version), default=-1)
-        rows: list[dict[str, Any] | None] = []
-        if begin >= 0:
-            with self._system.open_input_file(f"{self._prefix}{begin:020}{CHECKPOINT}") as source:
-                rows = pq.ParquetFile(source).read(columns=["txn"]).column("txn").to_pylist()
-        for number in range(begin + 1, version + 1):
-            lines = self._lines(number)
-            if lines is None:
-                raise DataError(f"the log of {self._uri} has neither version {number} nor a checkpoint from then on")
-            rows += (json.loads(line).get("txn") for line in lines if b'"txn"' in line)
-        return {row["appId"]: int(row["version"]) for row in rows if row is not None and row["appId"] is not None}
+        """Transaction id -> value, of all ids of a version; DataError if entries are missing."""
+        try:
+            return read_transactions(self._system, self._prefix, version)
+        except FileNotFoundError as error:
+            raise DataError(f"the log of {self._uri} lacks entries, and has no checkpoint from then on: {error}") from error
 
     def infos(self, newest: int, above: int) -> Iterator[dict[str, Any]]:
         """Commit information of a version and those before it, down to another one (excluded) or the first missing entry."""
@@ -372,21 +336,21 @@ class TableLog:
             infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
             yield next((dict(info) for info in infos if info is not None), {})
 
-    def removed_by(self, version: int) -> list[Removed]:
-        """What one version removed; nothing if its entry is missing."""
+    def removed_by(self, version: int) -> dict[str, int]:
+        """Path of each file that one version removed -> when, in milliseconds since 1970; {} if its entry is missing."""
         return _below_the_table([action["remove"] for action in self.actions(version) if "remove" in action])
 
-    def removed_before_checkpoint(self) -> list[Removed]:
-        """Removals in the newest checkpoint (`delta.deletedFileRetentionDuration`); their entries may be missing."""
+    def removed_before_checkpoint(self) -> dict[str, int]:
+        """As `removed_by`, in the newest checkpoint (`delta.deletedFileRetentionDuration`); their entries may be missing."""
         # By the listing: `_last_checkpoint` may name an older one. One in several parts is another writer's, and is left out.
-        newest = max((name for name in self._listed() if name[_DIGITS:] == CHECKPOINT), default=None)
+        newest = max((name for name in self._names() if name[_DIGITS:] == CHECKPOINT), default=None)
         if newest is None:
-            return []
+            return {}
         try:
             with self._system.open_input_file(self._prefix + newest) as source:
                 rows = pq.ParquetFile(source).read(columns=["remove"]).column("remove")
         except FileNotFoundError:  # another run has deleted it, and made a newer one
-            return []
+            return {}
         return _below_the_table([row for row in rows.to_pylist() if row is not None and row["path"] is not None])
 
     def delete_expired(self, kept_s: float) -> int:
@@ -411,7 +375,10 @@ class TableLog:
         """Entries and checkpoints that may go, the oldest first: if this process is killed, no gap is left."""
         checkpoints = [f for f in files if f.base_name[_DIGITS:] == CHECKPOINT and _is_older(f, before)]
         if checkpoints and self._is_bronze:
-            needed = self._newest_with_sources(max(map(_version_of, files)))
+            newest = max(map(_version_of, files))
+            # If no entry that is left names the topics, none is needed for that.
+            named = (newest - number for number, info in enumerate(self.infos(newest, -1)) if SOURCES in info)
+            needed = next(named, newest)
             checkpoints = [file for file in checkpoints if _version_of(file) <= needed]
         kept_from = max(map(_version_of, checkpoints), default=0)
         return sorted((file for file in files if _version_of(file) < kept_from), key=lambda file: str(file.base_name))
@@ -420,27 +387,18 @@ class TableLog:
         with suppress(FileNotFoundError):  # another run has deleted it
             self._system.delete_file(file.path)
 
-    def _newest_with_sources(self, newest: int) -> int:
-        """The newest version that names the topics; `newest`: if no entry that is left does."""
-        infos = enumerate(self.infos(newest, -1))
-        return next((newest - number for number, info in infos if SOURCES in info), newest)
-
-    def _listed(self) -> dict[str, pafs.FileInfo]:
-        """Entries and checkpoints, by name."""
-        return {info.base_name: info for info in self._files() if info.base_name[:_DIGITS].isdigit()}
+    def _names(self) -> list[str]:
+        """Names of entries and checkpoints."""
+        return [info.base_name for info in self._files() if info.base_name[:_DIGITS].isdigit()]
 
     def _files(self) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
         return list(self._system.get_file_info(selector))
 
     def _lines(self, version: int) -> list[bytes] | None:
-        content = self._read(f"{version:020}.json")
-        return None if content is None else content.splitlines()
-
-    def _read(self, name: str) -> bytes | None:
         try:
-            with self._system.open_input_file(self._prefix + name) as source:
-                return bytes(source.read())
+            with self._system.open_input_file(f"{self._prefix}{version:020}.json") as source:
+                return bytes(source.read()).splitlines()
         except FileNotFoundError:
             return None
 
@@ -450,11 +408,10 @@ def _is_older(file: pafs.FileInfo, than: float) -> bool:
 
 
 def _version_of(file: pafs.FileInfo) -> int:
-    """The version of an entry or a checkpoint."""
     return int(file.base_name[:_DIGITS])
 
 
-def _below_the_table(removes: list[dict[str, Any]]) -> list[Removed]:
-    """Removals without files that are elsewhere, as those of a clone are."""
-    removals = [Removed(unquote(str(r["path"])), int(r.get("deletionTimestamp") or 0)) for r in removes]
-    return [removed for removed in removals if "://" not in removed.path and not removed.path.startswith("/")]
+def _below_the_table(removes: list[dict[str, Any]]) -> dict[str, int]:
+    """Path -> time of removals, without files that are elsewhere, as those of a clone are."""
+    removals = {unquote(str(r["path"])): int(r.get("deletionTimestamp") or 0) for r in removes}
+    return {path: at_ms for path, at_ms in removals.items() if "://" not in path and not path.startswith("/")}

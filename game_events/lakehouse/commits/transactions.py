@@ -1,19 +1,18 @@
-"""Application transaction ids (`txn`) of the Delta logs: the counters that make each step exactly-once.
+"""What the commits of a table say: transaction ids (`txn`), by which each step is exactly-once, restores, kinds of commits.
 
-Incarnations of a table's rows: appends keep the incarnation, a full refresh begins another one.
+Appends keep the incarnation of a table's rows, a full refresh begins another one. Batch numbers never decrease, so the first
+batch after a full refresh identifies bronze's incarnation: a silver table with an older batch holds rows that are gone, and is
+replaced; no run that has read an older bronze can be ahead of it.
 
-Batch numbers never decrease, so the first batch after a full refresh identifies bronze's incarnation: a silver table with an
-older batch holds rows that are gone, and is replaced; no run that has read an older bronze can be ahead of it.
-
-Detection of restored tables (`RESTORE`), from the information of their newest commits.
-
-A restore takes rows back and leaves every `txn` unchanged: progress then counts rows that are gone.
+A restore (`RESTORE`) takes rows back and leaves every `txn` unchanged: progress then counts rows that are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -21,8 +20,9 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
-from game_events.lakehouse.parts import Part, PartedTable
+from game_events.lakehouse.parts import Part
 from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, layer_of
 
 
@@ -139,7 +139,7 @@ def txns(handle: DeltaTable | None, apps: Iterable[str]) -> dict[str, int | None
 
 
 def incarnation(handle: DeltaTable | None) -> int:
-    """Incarnation of a table; 0 if its rows were never replaced, or there is no table."""
+    """0: its rows were never replaced, or there is no table."""
     return counter(handle, Txn.INCARNATION)
 
 
@@ -148,11 +148,6 @@ def oldest_batch(bronze: DeltaTable) -> int:
     actions = add_actions(bronze)
     held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
     return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
-
-
-def erasure_fence(bronze: DeltaTable) -> dict[str, int | None]:
-    """The expected `erasures` of a commit to bronze: it fails if a person was erased since its rows were planned."""
-    return {Txn.ERASURES: bronze.transaction_version(Txn.ERASURES)}
 
 
 def erasures(handle: DeltaTable | None) -> int:
@@ -248,10 +243,11 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
     `marks`: keys in the information of such commits. `version`: the version to begin with; None: the newest, found by listing
     the log, which may be long.
     """
+    log = TableLog(table)
     if version is None:
         # A local folder that is not there has no versions.
-        version = max(TableLog(table).versions(), default=-1) if table.is_local or table.exists() else -1
-    for info in TableLog(table).infos(version, version - LOOK_BACK) if version >= 0 else ():
+        version = max(log.versions(), default=-1) if table.is_local or table.exists() else -1
+    for info in log.infos(version, version - LOOK_BACK):
         if _is_checked(info, marks):
             return False
         if info.get("operation") == "RESTORE":
@@ -262,7 +258,10 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
     if isinstance(handle, Part):
-        return counter(handle, Txn.RESTORED) > 0 or _is_restored(handle.whole)
+        whole = handle.whole
+        if whole.restored is None:  # looked at once for all parts
+            whole.restored = restored(whole)
+        return counter(handle, Txn.RESTORED) > 0 or whole.restored
     if isinstance(handle, OpenTable) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:
@@ -272,13 +271,6 @@ def restored(handle: DeltaTable) -> bool:
             if entry.get("operation") in REPLACING:
                 return True
     return False
-
-
-def _is_restored(whole: PartedTable) -> bool:
-    """As `restored`, looked at once for all parts."""
-    if whole.restored is None:
-        whole.restored = restored(whole)
-    return whole.restored
 
 
 def marks_of(table: Table) -> frozenset[str]:
@@ -314,3 +306,102 @@ def version_before_restores(table: Table, version: int, marks: frozenset[str] = 
         if info.get("operation") == "RESTORE":
             before = version - number - 1
     return before
+
+
+#: Key of a commit's information -> kind of commit; the first key that a commit has decides.
+_KINDS = {
+    MAINTENANCE_INFO: "maintenance",
+    RESTORE_CHECKED: "restore looked at",
+    "redecode": "redecode",
+    "erasure": "erasure",
+    "full_refresh": "full refresh",
+    "full_refresh_of": "full refresh",
+    "replay_of": "replay",
+    "rejected_rows": "rejections",
+    "batch": "rows",
+    BATCH_INFO: "rows",
+}
+
+#: Operation -> kind, of commits without such a key.
+_OPERATIONS = {
+    "RESTORE": "restore",
+    "ADD COLUMN": "columns",
+    "UPDATE COLUMN METADATA": "comments",
+    "UPDATE TABLE METADATA": "description",
+    "VACUUM END": "maintenance",
+    "VACUUM START": "maintenance",
+    "OPTIMIZE": "maintenance",
+    "CREATE TABLE": "created",
+}
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a table.
+
+    Attributes:
+        kind: sort of commit, in a word or two.
+        added, removed: rows of the files it added and removed, by their statistics; None: a file has none.
+        batch: batch of bronze that it added, or up to which the table has rows.
+        offsets: of bronze: the offsets of its rows.
+        info: the commit's whole information.
+    """
+
+    version: int
+    time: datetime
+    kind: str
+    added: int | None
+    removed: int | None
+    files_added: int
+    files_removed: int
+    batch: int | None
+    offsets: str | None
+    run_id: str | None
+    mark: str | None
+    info: Mapping[str, Any]
+
+
+def versions(table: Table, newest: int, limit: int) -> Iterator[Version]:
+    """The newest versions of a table, the newest first, as far as its log reaches."""
+    log = TableLog(table)
+    for number in range(newest, max(-1, newest - limit), -1):
+        actions = log.actions(number)
+        if not actions:  # older entries are cleaned up
+            return
+        yield _version(number, actions)
+
+
+def _version(number: int, actions: list[dict[str, Any]]) -> Version:
+    info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    adds = [a["add"] for a in actions if "add" in a]
+    removes = [a["remove"] for a in actions if "remove" in a]
+    batch = info.get("batch", info.get(BATCH_INFO))
+    return Version(
+        number,
+        datetime.fromtimestamp(int(info.get("timestamp", 0)) / 1_000, UTC),
+        _kind(info, adds, removes),
+        _rows(adds),
+        _rows(removes),
+        len(adds),
+        len(removes),
+        int(batch) if batch is not None else None,
+        info.get("offsets"),
+        info.get("run_id"),
+        info.get(COMMIT_ID),
+        info,
+    )
+
+
+def _kind(info: Mapping[str, Any], adds: list[Any], removes: list[Any]) -> str:
+    operation = str(info.get("operation", ""))
+    kind = next((kind for key, kind in _KINDS.items() if key in info), None) or _OPERATIONS.get(operation)
+    if kind is None:
+        kind = "rows" if COMMIT_ID in info else operation.lower() or "unknown"
+    return "no rows" if kind == "rows" and not (adds or removes) else kind
+
+
+def _rows(files: list[dict[str, Any]]) -> int | None:
+    """Rows of files; a removed file need not say how many it had."""
+    counts = [json.loads(f["stats"]).get("numRecords") if f.get("stats") else None for f in files]
+    known = [int(count) for count in counts if count is not None]
+    return sum(known) if len(known) == len(files) else None

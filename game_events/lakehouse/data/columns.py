@@ -1,13 +1,10 @@
-"""Columns of tables: those of event rows, and descriptions of columns and tables.
+"""Columns of tables: those of bronze, quarantine and silver besides the columns of messages, and descriptions of columns.
 
-Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages.
+Comments, owners and tags are in the metadata of columns, where Spark, Unity and other readers read them. A column's comment is
+the key `comment` (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners and tags are in the metadata of the
+first column, as the table's format is: delta-rs takes no table properties but Delta's.
 
-Column comments, owners and tags of a table, in the metadata of its columns, where Spark, Unity and other readers read them.
-
-A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners
-and tags are in the metadata of the first column, as the table's format is: delta-rs takes no table properties but Delta's.
-
-Guarantee: rows do not depend on them. What cannot be written is logged, and the rows are committed.
+Guarantee: rows do not depend on descriptions. What cannot be written is logged, and the rows are committed.
 """
 
 import json
@@ -31,32 +28,46 @@ log = logging.getLogger(__name__)
 #: Columns of a source's records: what bronze keeps of a record besides its decoded fields. `topic_id`, `partition` and
 #: `offset` tell every record from every other.
 RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
-
 HEADERS = "_kafka_headers"
-
-_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
 TIME = pa.timestamp("us", tz="UTC")
 
-#: Columns of the pipeline itself; they begin with an underscore, which no decoded column does.
-OWN_COLUMNS = pa.schema(
-    [
-        pa.field("_kafka_topic", pa.string()),
-        pa.field("_kafka_topic_id", pa.string()),
-        pa.field("_kafka_partition", pa.int32()),
-        pa.field("_kafka_offset", pa.int64()),
-        pa.field("_kafka_timestamp", TIME),
-        pa.field("_kafka_key", pa.binary()),
-        pa.field(HEADERS, _HEADERS),
-        pa.field("_schema_id", pa.int64()),
-        pa.field("_schema_guid", pa.string()),
-        pa.field("_raw_value", pa.binary()),
-        pa.field("_batch", pa.int64()),
-        # of files as the source (docs/sources.md), else NULL: which file, and the record's place in it from 0
-        pa.field("_file_path", pa.string()),
-        pa.field("_file_position", pa.int64()),
-    ]
-)
+#: Columns of the pipeline itself, with their comments. They begin with an underscore, which no decoded column does, and mean
+#: the same in every table.
+_OWN: dict[str, tuple[pa.DataType, str]] = {
+    "_kafka_topic": (pa.string(), "Kafka topic that the record was read from"),
+    "_kafka_topic_id": (pa.string(), "Kafka's id of that topic: a topic that was deleted and made again has another one"),
+    "_kafka_partition": (pa.int32(), "Partition of the record"),
+    "_kafka_offset": (pa.int64(), "Offset of the record in its partition"),
+    "_kafka_timestamp": (TIME, "Kafka's timestamp of the record (UTC)"),
+    "_kafka_key": (pa.binary(), "Key of the record, as it was sent"),
+    HEADERS: (
+        pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+        "Headers of the record, in their order; NULL: it had none",
+    ),
+    "_schema_id": (pa.int64(), "Id of the schema in the registry that the record was written with"),
+    "_schema_guid": (pa.string(), "GUID of that schema, where the record names it by one"),
+    "_raw_value": (pa.binary(), "Value of the record as it was sent, frame included"),
+    "_batch": (pa.int64(), "Number of the commit of bronze_events that brought the row"),
+    "_file_path": (pa.string(), "File that the record was read from; NULL: from Kafka"),
+    "_file_position": (pa.int64(), "Place of the record in its file, from 0"),
+}
+
+#: Columns that only quarantine has, with their comments. `replayed_...` are NULL until the row has come to bronze after all
+#: (`reprocessing.py`). `game` is of rows that a rule of silver rejects: they are in bronze, and here instead of in its table.
+_QUARANTINE: dict[str, tuple[pa.DataType, str]] = {
+    "layer": (pa.string(), "Where the row was kept out: bronze (undecodable) or silver (rejected by a rule)"),
+    "reason": (pa.string(), "Why, in one word"),
+    "detail": (pa.string(), "Why, in words"),
+    "quarantined_at": (TIME, "When (UTC)"),
+    "run_id": (pa.string(), "Run that kept it out"),
+    "replayed_table": (pa.string(), "Table that took the row after all; NULL: none has"),
+    "replayed_batch": (pa.int64(), "Batch of bronze_events in which it did; with no table: as of which bronze lacks that row"),
+    "replayed_at": (TIME, "When that was noted (UTC)"),
+    "game": (pa.string(), "Game of the silver table that the row was kept out of"),
+}
+
+OWN_COLUMNS = pa.schema([pa.field(name, kind) for name, (kind, _) in _OWN.items()])
+QUARANTINE_COLUMNS = pa.schema([*OWN_COLUMNS, *(pa.field(name, kind) for name, (kind, _) in _QUARANTINE.items())])
 
 #: Column of a source -> column of bronze and quarantine.
 STORED_AS = {name: "_raw_value" if name == "value" else f"_kafka_{name}" for name in RAW_COLUMNS}
@@ -66,23 +77,6 @@ SCHEMA_COLUMNS = ("_schema_id", "_schema_guid")
 
 #: Columns that tell each record of the source from every other.
 COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
-
-QUARANTINE_COLUMNS = pa.schema(
-    [
-        *OWN_COLUMNS,
-        pa.field("layer", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("detail", pa.string()),
-        pa.field("quarantined_at", TIME),
-        pa.field("run_id", pa.string()),
-        # NULL until the row has come to bronze after all (`reprocessing.py`): when, to which table, as which batch of it
-        pa.field("replayed_table", pa.string()),
-        pa.field("replayed_batch", pa.int64()),
-        pa.field("replayed_at", TIME),
-        # of rows that a rule of silver rejects (layer `silver`): they are in bronze, and here instead of in this game's table
-        pa.field("game", pa.string()),
-    ]
-)
 
 QUARANTINE_DESCRIPTION = (
     "Every record that is not in bronze (layer bronze), and every row that a rule keeps out of silver (layer silver), with the "
@@ -140,7 +134,6 @@ COMMENT = "comment"
 
 #: The schema id that a comment is of: an older schema's comment never takes the place of a newer one's.
 COMMENT_OF = "game_events.comment_of"
-
 OWNERS, TAGS = "game_events.owners", "game_events.tags"
 
 #: Keys that only describe.
@@ -148,23 +141,6 @@ DESCRIBING = frozenset({COMMENT, COMMENT_OF, OWNERS, TAGS})
 
 #: Characters of all comments of one table: each commit that changes its columns repeats them.
 MAX_TABLE_CHARS = 200_000
-
-#: Columns that begin with an underscore mean the same in every table.
-_EVERYWHERE = {
-    "_kafka_topic": "Kafka topic that the record was read from",
-    "_kafka_topic_id": "Kafka's id of that topic: a topic that was deleted and made again has another one",
-    "_kafka_partition": "Partition of the record",
-    "_kafka_offset": "Offset of the record in its partition",
-    "_kafka_timestamp": "Kafka's timestamp of the record (UTC)",
-    "_kafka_key": "Key of the record, as it was sent",
-    "_kafka_headers": "Headers of the record, in their order; NULL: it had none",
-    "_schema_id": "Id of the schema in the registry that the record was written with",
-    "_schema_guid": "GUID of that schema, where the record names it by one",
-    "_raw_value": "Value of the record as it was sent, frame included",
-    "_batch": "Number of the commit of bronze_events that brought the row",
-    "_file_path": "File that the record was read from; NULL: from Kafka",
-    "_file_position": "Place of the record in its file, from 0",
-}
 
 #: Columns of a chunk in `EXPORT_TABLES`.
 _CHUNK = {
@@ -191,17 +167,7 @@ _CALL = {
 }
 
 _BY_TABLE = {
-    QUARANTINE: {
-        "layer": "Where the row was kept out: bronze (undecodable) or silver (rejected by a rule)",
-        "reason": "Why, in one word",
-        "detail": "Why, in words",
-        "quarantined_at": "When (UTC)",
-        "run_id": "Run that kept it out",
-        "replayed_table": "Table that took the row after all; NULL: none has",
-        "replayed_batch": "Batch of bronze_events in which it did; with no table: as of which bronze lacks that row",
-        "replayed_at": "When that was noted (UTC)",
-        "game": "Game of the silver table that the row was kept out of",
-    },
+    QUARANTINE: {name: text for name, (_, text) in _QUARANTINE.items()},
     EXPORT_CALLS: _CHUNK | _CHUNK_ROW,
     EXPORT_OUTCOMES: _CHUNK | _CALL | {"outcome": "delivered or failed"},
     EXPORT_FAILED_CALLS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the call failed", "answer": "What the receiver said"},
@@ -219,7 +185,7 @@ AGGREGATE = {
 @cache
 def own_comments(table: str, person: str | None = None) -> dict[str, str]:
     """Comments of a table's own columns, by its key; `person`: the column that gold aggregates by."""
-    texts = _EVERYWHERE | _BY_TABLE.get(table, {})
+    texts = {name: text for name, (_, text) in _OWN.items()} | _BY_TABLE.get(table, {})
     if table.startswith("gold_") and person is not None:
         texts |= {person: "Whom the row is about"}
     return texts
@@ -243,21 +209,31 @@ def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) ->
 
 
 def described(table: Table, schema: pa.Schema) -> pa.Schema:
-    """A table's schema with comments (its own, else those of this project), owners and tags."""
+    """A table's schema with comments (its own, else those of this project), owners and tags.
+
+    Owners and tags that the settings lack stay as the table has them.
+    """
     own = own_comments(table.key, table.person)
+    labels = {OWNERS: list(table.owners), TAGS: dict(sorted(table.tags))}
+    labels_as_text = {key: json.dumps(value) for key, value in labels.items() if value}
     fields = []
     for index, item in enumerate(schema):
         # Owners and tags of the table that the columns come from are not this one's.
         metadata = {key: value for key, value in metadata_of(item).items() if key not in (OWNERS, TAGS)}
         if item.name in own:
             metadata.setdefault(COMMENT, own[item.name])
-        fields.append(item.with_metadata(metadata | (_labels(table) if index == 0 else {})))
+        fields.append(item.with_metadata(metadata | (labels_as_text if index == 0 else {})))
     return pa.schema(fields, metadata=schema.metadata)
 
 
 def comments_of(schema: pa.Schema) -> dict[str, str]:
     """Column -> comment, of those that have one."""
     return {f.name: metadata[COMMENT] for f in schema if COMMENT in (metadata := metadata_of(f))}
+
+
+def comments_in(handle: DeltaTable) -> dict[str, str]:
+    """`comments_of` a version of a table, for `of_columns`."""
+    return comments_of(pa.schema(handle.schema()))
 
 
 def owners_of(handle: DeltaTable) -> list[str]:
@@ -282,15 +258,9 @@ def describe(table: Table, handle: AnyTable, wanted: pa.Schema, description: str
     new, changed = _differences({f.name: f for f in handle.schema().fields}, wanted)
     if description == handle.metadata().description:
         description = None
-    if new or changed or description is not None:
-        table.require_writable()
-        return _described_anew(table, handle, new, changed, description) or handle
-    return handle
-
-
-def _described_anew(
-    table: Table, handle: DeltaTable, new: list[Field], changed: Mapping[str, dict[str, str]], description: str | None
-) -> OpenTable | None:
+    if not (new or changed or description is not None):
+        return handle
+    table.require_writable()
     try:
         alter = handle.alter
         if new:
@@ -301,7 +271,7 @@ def _described_anew(
             alter.set_table_description(description, post_commithook_properties=KEEP_LOG)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
-    return table.open()
+    return table.open() or handle
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
@@ -331,9 +301,3 @@ def _wanted_descriptions(metadata: Mapping[str, str], known: Mapping[str, str]) 
         if not is_newer or wants[COMMENT] == known[COMMENT]:
             return {key: value for key, value in wants.items() if key not in (COMMENT, COMMENT_OF)}
     return wants
-
-
-def _labels(table: Table) -> dict[str, str]:
-    """Owners and tags in the settings; what they lack stays as the table has it."""
-    labels = {OWNERS: list(table.owners), TAGS: dict(sorted(table.tags))}
-    return {key: json.dumps(value) for key, value in labels.items() if value}

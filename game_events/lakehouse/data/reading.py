@@ -1,8 +1,6 @@
 """A table's snapshot: its files, and its rows read with Arrow, in the driver (small tables) or in workers.
 
 The files are those of the Delta handle that a commit is compared with, so both are one version.
-
-Files of a table, or parts of large ones, that Spark's workers read.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class FileSelection:
 
     Attributes:
         root: URI of the table's folder.
-        data: what the log says of each file.
         exact: by their statistics every row is of a later batch than the bound, so no filter is needed. A filter's bound is
             part of the code that Spark generates: with one, each small batch would be compiled again and run cold.
     """

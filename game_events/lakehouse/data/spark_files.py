@@ -1,7 +1,4 @@
-"""Parquet files of a table's snapshot as a Spark DataFrame, with the table's schema; columns that a file lacks are NULL.
-
-Columns of event rows as Spark's expressions: how they travel to the workers, and conditions on them.
-"""
+"""Files of a table's version as a Spark DataFrame; columns of event rows as Spark's expressions."""
 
 import json
 import re

@@ -1,14 +1,10 @@
-"""Parquet files written by Spark's workers and reported as Delta add-actions; nothing here commits.
+"""Parquet files, written by Spark's workers or copied, their statistics, and their report; nothing here commits.
 
 A file that is not committed is invisible to every reader, and maintenance removes it. Guarantee: a reported file is complete
 and closed; a crash leaves only unreported files.
 
-Copies of data files of a lakehouse, in the same table or in another one, without reading them.
-
-Statistics of data files, by which readers leave out files and row groups: in Delta's log, and in each file's own footer.
-
-Guarantee: the bounds that there are exclude no row that a predicate selects, in any reader. Two faults of others decide their
-form:
+By statistics, in Delta's log and in each file's own footer, readers leave out files and row groups. Guarantee: the bounds that
+there are exclude no row that a predicate selects, in any reader. Two faults of others decide their form:
 
 - Arrow leaves NaN out of a footer's bounds, and readers for which NaN is the greatest number (Spark, DuckDB, DataFusion) then
   skip rows that match. Spark also misses -0.0 in a column with a dictionary when it is compared with 0.0. So floating-point
@@ -77,11 +73,8 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 class StagedFile:
     """One closed Parquet file, waiting for a commit.
 
-    Attributes:
-        path: path below the table's folder; its folders are the file's partition, as in Hive.
-        size: bytes.
-        stats: Delta statistics, JSON.
-        game: game of the rows, in tables of games.
+    `path`: below the table's folder; its folders are the file's partition, as in Hive. `stats`: Delta statistics, JSON. `game`:
+    of the rows, in tables of games.
     """
 
     table: str
@@ -156,7 +149,6 @@ class StagedWriter:
         game: str | None = None,
         group_rows: int | None = None,
         folder: str = "",
-        file_bytes: int = MAX_FILE_BYTES,
         *,
         short_lived: bool = False,
     ) -> None:
@@ -164,16 +156,14 @@ class StagedWriter:
 
         `group_rows`: maximum rows of a row group, the smallest unit that is read; None: those of the table's `sizes`.
         `folder`: an existing one, with its slash; empty: the table's, or its part's, and the rows of a part are written without
-        the column that this folder says (`self.schema`). `file_bytes`: a file is closed past this size. `short_lived`: the next
-        refresh reads and replaces the files, so Snappy compresses them: a third larger than by Zstandard, and a third quicker
-        to write and read.
+        the column that this folder says (`self.schema`). `short_lived`: the next refresh reads and replaces the files, so
+        Snappy compresses them: a third larger than by Zstandard, and a third quicker to write and read.
         """
         self._table = table
         self.schema = table.in_files(schema)
         self._game = game
         self._folder = folder or table.folder
         self._group_rows = group_rows or table.sizes.row_group_rows
-        self._file_bytes = file_bytes
         self._short_lived = short_lived
         self._forget_buffered()
         self._shape = Shape.of(schema.types) if any(map(pa.types.is_nested, schema.types)) else Shape(0)
@@ -185,7 +175,7 @@ class StagedWriter:
         self.files: list[StagedFile] = []
 
     def write_columns(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> None:
-        """Add rows as columns by name, in any order; what is missing is NULL."""
+        """Add rows as columns (`rows_of`)."""
         self.write(self.rows_of(columns, count))
 
     def rows_of(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> pa.Table:
@@ -239,7 +229,7 @@ class StagedWriter:
         for name in self._nulls:
             self._nulls[name] += rows.column(name).null_count
         failpoints.reach("file_open", self._table.name)
-        if self._sink is not None and self._sink.tell() >= self._file_bytes:
+        if self._sink is not None and self._sink.tell() >= MAX_FILE_BYTES:
             self._finish()
 
     def _begin_file(self, rows: pa.Table, *, is_small: bool) -> pq.ParquetWriter:
@@ -249,7 +239,8 @@ class StagedWriter:
         self._name = f"{self._folder}{new_name(codec)}"
         self._sink = system.open_output_stream(prefix + self._name)
         floating = floating_columns(self.schema)
-        exact = exact_columns(self.schema, floating)
+        # The columns without floating-point numbers, or True: all.
+        exact = [path for f in self.schema for path, _ in leaves(f) if path not in floating] if floating else True
         self._nulls = {name: 0 for name in self.schema.names if name in floating}
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -433,7 +424,6 @@ STATISTICS_CHARS = 64
 
 #: In the name of each file with statistics as this module describes them. Copies have the name of their file at the end.
 _FORM = "v2"
-
 _CURRENT = re.compile(rf"\.{_FORM}\.\w+\.parquet")
 
 
@@ -474,11 +464,6 @@ def floating_columns(schema: pa.Schema) -> frozenset[str]:
     )
 
 
-def exact_columns(schema: pa.Schema, floating: frozenset[str]) -> list[str] | bool:
-    """Paths of all other Parquet columns than the floating-point ones; True: of all columns."""
-    return [path for field in schema for path, _ in leaves(field) if path not in floating] if floating else True
-
-
 def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls: Mapping[str, int] | None = None) -> str:
     """Delta's per-file statistics as JSON, from a Parquet file's own, for the first flat columns.
 
@@ -488,27 +473,24 @@ def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls:
 
     Source: Delta Lake protocol, "Per-file Statistics".
     """
-    return json.dumps(_delta_statistics(metadata, person, nulls or {}), ensure_ascii=False)
-
-
-def _delta_statistics(metadata: pq.FileMetaData, person: str | None, known: Mapping[str, int]) -> dict[str, Any]:
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
+    counts = dict[str, int]()
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     paths = tuple(metadata.schema.column(index).path for index in range(metadata.num_columns))
     for index, name, has_bounds in _columns_with_statistics(paths, person):
-        if name in known:
-            nulls[name] = known[name]
+        if nulls is not None and name in nulls:
+            counts[name] = nulls[name]
             continue
         parts = [group.column(index).statistics for group in groups]
         if any(part is None or not part.has_null_count for part in parts):
             continue
-        nulls[name] = sum(part.null_count for part in parts)
+        counts[name] = sum(part.null_count for part in parts)
         bounds = _bounds(parts) if has_bounds else None
         if bounds is not None:
             low[name], high[name] = bounds
-    return {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    statistics = {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": counts}
+    return json.dumps(statistics, ensure_ascii=False)
 
 
 def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:

@@ -20,8 +20,7 @@ from pyspark.sql import functions as F
 from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.history import refuse_restored
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, column_map
 from game_events.lakehouse.data.reading import row_count

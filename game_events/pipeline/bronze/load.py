@@ -17,10 +17,10 @@ from pyspark.errors import PySparkException
 from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txns
+from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
-from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.storage import refuse_unsafe_store
 from game_events.lakehouse.tables import Layer, names_of
 from game_events.pipeline.bronze.offsets import (
     OffsetPlan,
@@ -82,7 +82,7 @@ def load_bronze(
             _commit_micro_batch(pipeline, tables, plan, plan.micro_batch, report, one_pass)
         except (ConflictError, PySparkException, Py4JJavaError) as error:
             failures += 1
-            if failures >= CONFLICT_ATTEMPTS or not _is_planned_again(pipeline, plan.micro_batch, error):
+            if failures >= ATTEMPTS or not _is_planned_again(pipeline, plan.micro_batch, error):
                 raise
             continue
         if max_commits is not None and len(report.batches) >= max_commits:
@@ -108,7 +108,7 @@ def _is_planned_again(pipeline: Pipeline, part: MicroBatch, error: Exception) ->
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
     """Create bronze with the offsets that it starts from."""
-    refuse_unsafe_store(pipeline.lakehouse)
+    refuse_unsafe_store(pipeline.lakehouse.root, pipeline.lakehouse.options)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
@@ -182,7 +182,7 @@ def _planned(
     from_archive = after_origins(bronze, staged.origins)
     next_offset = plan.ends | from_archive
 
-    expected = txns(bronze, (partition.app for partition in next_offset)) | erasure_fence(bronze)
+    expected = txns(bronze, (partition.app for partition in next_offset)) | txns(bronze, [Txn.ERASURES])
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
 
     advance = {partition.app: offset for partition, offset in next_offset.items()}

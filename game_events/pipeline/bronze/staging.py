@@ -28,7 +28,7 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, without_rows
-from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, FIRST_MESSAGE, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
@@ -213,7 +213,7 @@ def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: 
     advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
     try:
         info = {"run_id": pipeline.run_id}
-        expected = before | erasure_fence(bronze)
+        expected = before | txns(bronze, [Txn.ERASURES])
         commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
     except GameEventsError:
         staged.discard(pipeline.bronze, pipeline.quarantine)

@@ -19,10 +19,11 @@ from pyspark.sql.types import StructType
 from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, comments_in, commit, retry_on_conflict
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, restored, txn
+from game_events.lakehouse.data.columns import comments_in
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
 from game_events.lakehouse.open_table import of_columns

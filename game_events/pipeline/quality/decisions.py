@@ -22,9 +22,8 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored
 from game_events.lakehouse.commits.group import for_games
-from game_events.lakehouse.commits.history import refuse_restored
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import read_arrow

@@ -34,8 +34,7 @@ from game_events.jvm.jars import find_java, spark_jars
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, has_decoded_columns
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
-from game_events.lakehouse.storage import is_remote
-from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.storage import is_remote, refuse_unsafe_store
 from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.table_properties import is_made_again
 from game_events.lakehouse.tables import OWN_TABLES, Lakehouse, Layer, is_game, refuse_other_layout
@@ -230,7 +229,7 @@ def _writable(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
     refuse_other_layout(lakehouse)
     if is_remote(lakehouse.root):
-        how = refuse_unsafe_store(lakehouse)
+        how = refuse_unsafe_store(lakehouse.root, lakehouse.options)
         return f"{lakehouse.root}: writable, {how}, {many(len(lakehouse.names()), 'table')}"
     root = Path(lakehouse.root)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())

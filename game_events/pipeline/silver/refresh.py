@@ -20,8 +20,8 @@ from functools import partial
 
 from game_events.errors import ConfigurationError, ConflictError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import refuse_restored
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
-from game_events.lakehouse.commits.history import refuse_restored
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, erasures, incarnation, restored, txns
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.staging import remove_empty_folder

@@ -9,8 +9,7 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
-from game_events.lakehouse.storage import explain
-from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.storage import explain, refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import environment_checks, run_checks
@@ -73,7 +72,7 @@ def test_wrong_credentials_are_a_clear_error_and_are_not_repeated(
     for look in (
         Lakehouse.of(tables_only).names,
         Lakehouse.of(tables_only).table("bronze_events").open,
-        lambda: refuse_unsafe_store(Lakehouse.of(tables_only)),
+        lambda: refuse_unsafe_store(tables_only.lakehouse, Lakehouse.of(tables_only).options),
     ):
         with pytest.raises(ConfigurationError, match=r"refuses access .*AWS_ACCESS_KEY_ID") as raised:
             look()

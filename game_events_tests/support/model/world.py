@@ -190,7 +190,7 @@ class World:
             files = [OutdatedFile(path, 1) for path in paths(handle)] if handle is not None else []
             for group in first_groups(files):
                 with suppress(GameEventsError):
-                    renew(lakehouse, table, table.open(), group)
+                    renew(table, table.open(), group)
 
     def beside_maintenance(self, **how: Any) -> None:
         """A run during which the files of each table are joined right before it is committed to."""

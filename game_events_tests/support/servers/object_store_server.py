@@ -26,7 +26,7 @@ from typing import Any
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from game_events.lakehouse.store_probe import WRITERS
+from game_events.lakehouse.storage import WRITERS
 
 #: Only reached by who writes alone.
 RIVALS_WAIT_S = 60.0

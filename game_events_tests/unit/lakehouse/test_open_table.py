@@ -21,7 +21,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED, entry_of, has_entry, read_add_actions
+from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED, OpenTable, entry_of, has_entry, read_add_actions
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import Lakehouse, files_of, paths
 from game_events_tests.support.faults import at_commit
@@ -115,16 +115,16 @@ def test_after_a_commit_its_transaction_ids_are_known_and_the_others_as_before(t
 
 @pytest.fixture
 def log_reads(monkeypatch):
-    """Names of the methods of delta-rs's table that read a log from now on."""
+    """Names of the methods of opened tables that read a log from now on."""
     found = []
     for name in ("get_add_actions", "history"):
-        real = getattr(DeltaTable, name)
+        real = getattr(OpenTable, name)
 
         def noted(self, *args, of, do, **options):
             found.append(of)
             return do(self, *args, **options)
 
-        monkeypatch.setattr(DeltaTable, name, partialmethod(noted, of=name, do=real))
+        monkeypatch.setattr(OpenTable, name, partialmethod(noted, of=name, do=real))
     return found
 
 

@@ -13,6 +13,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import CommitProperties, Transaction
 
 from game_events.errors import ConflictError, DataError
+from game_events.lakehouse import table_pool
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import restored
@@ -57,12 +58,13 @@ def test_the_handle_of_a_table_that_was_deleted_is_not_given_away(table):
     assert kept.open(table) is None
 
 
-def test_only_so_many_handles_wait_and_those_that_wait_stay(lakehouse, opens):
+def test_only_so_many_handles_wait_and_those_that_wait_stay(lakehouse, opens, monkeypatch):
     """Each cycle takes them in the same order: if the oldest went, none would be there when it is taken."""
     tables = [lakehouse.table(name) for name in "abc"]
     for one in tables:
         commit(plan(one, [0], None, 1))
-    kept = TablePool(most=2)
+    monkeypatch.setattr(table_pool, "MOST_KEPT", 2)
+    kept = TablePool()
     for one in tables:
         kept.publish(one, one.open())
     opens.clear()
@@ -70,9 +72,10 @@ def test_only_so_many_handles_wait_and_those_that_wait_stay(lakehouse, opens):
     assert opens == ["c"]
 
 
-def test_a_handle_that_would_not_be_given_away_is_not_kept(table):
+def test_a_handle_that_would_not_be_given_away_is_not_kept(table, monkeypatch):
     """One whose version another writer made in an object store: it is not known whether it is the newest."""
-    kept, handle = TablePool(most=1), table.open()
+    monkeypatch.setattr(table_pool, "MOST_KEPT", 1)
+    kept, handle = TablePool(), table.open()
     handle.entry = None
     kept.publish(table, handle)
     handle = table.open()
@@ -93,8 +96,9 @@ def test_a_look_has_what_is_kept_and_keeps_nothing(lakehouse, table, opens):
     assert pool.peek(lakehouse.table("nothing")) is None
 
 
-def test_tables_of_the_pipeline_itself_are_kept_however_many_games_there_are(lakehouse, table, opens):
-    pool, bronze = TablePool(most=1), lakehouse.table(BRONZE)
+def test_tables_of_the_pipeline_itself_are_kept_however_many_games_there_are(lakehouse, table, opens, monkeypatch):
+    monkeypatch.setattr(table_pool, "MOST_KEPT", 1)
+    pool, bronze = TablePool(), lakehouse.table(BRONZE)
     commit(plan(bronze, [0], None, 1))
     pool.open(table)
     opens.clear()
@@ -115,7 +119,8 @@ def test_a_version_that_is_published_late_costs_opening_the_table(table, opens):
 
 def test_handles_that_have_grown_old_make_room(lakehouse, table, monkeypatch):
     commit(plan(other := lakehouse.table("other"), [0], None, 1))
-    kept = TablePool(most=1)
+    monkeypatch.setattr(table_pool, "MOST_KEPT", 1)
+    kept = TablePool()
     kept.publish(table, table.open())
     later = time.monotonic() + LONGEST_S + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)

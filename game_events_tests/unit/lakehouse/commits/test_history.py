@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.commits.history import versions
-from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO, RESTORE_CHECKED
+from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO, RESTORE_CHECKED, versions
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import put

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data import staging
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     ROW_GROUP_BYTES,
@@ -302,8 +303,9 @@ def test_no_rows_make_no_file(table, rows):
     assert data_files(table) == set()
 
 
-def test_files_roll_past_their_size_and_keep_every_row(table):
-    writer = StagedWriter(table, SCHEMA, file_bytes=2_000)
+def test_files_roll_past_their_size_and_keep_every_row(table, monkeypatch):
+    monkeypatch.setattr(staging, "MAX_FILE_BYTES", 2_000)
+    writer = StagedWriter(table, SCHEMA)
     last, step = 4 * table.sizes.row_group_rows, table.sizes.row_group_rows // 3
     for start in range(0, last, step):
         writer.write(numbers(range(start, min(start + step, last))))
@@ -317,8 +319,9 @@ def test_files_roll_past_their_size_and_keep_every_row(table):
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_an_aborted_writer_leaves_no_file(table, flushed):
-    writer = StagedWriter(table, SCHEMA, file_bytes=500)
+def test_an_aborted_writer_leaves_no_file(table, flushed, monkeypatch):
+    monkeypatch.setattr(staging, "MAX_FILE_BYTES", 500)
+    writer = StagedWriter(table, SCHEMA)
     for start in range(0, 300, 100):
         writer.write(numbers(range(start, start + 100)))
         if flushed:
