@@ -32,9 +32,8 @@ from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.sources.source import TASK_RECORDS
 from game_events.workers.fanout import FanOut, OnePassTask, Routing
-from game_events.workers.gold import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged_partials
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import parts_by_game
+from game_events.workers.rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged_partials, parts_by_game
 
 log = logging.getLogger(__name__)
 

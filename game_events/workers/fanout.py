@@ -26,10 +26,9 @@ from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
-from game_events.workers.gold import PartialAggregate, PartialRows
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import FileRows, OldRows, parts_by_game
+from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game
 from game_events.workers.rules import OutcomeWriter, RuleOutcome
 
 log = logging.getLogger(__name__)

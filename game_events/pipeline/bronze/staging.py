@@ -47,9 +47,8 @@ from game_events.spark.failures import (
     named,
     worker_errors_named,
 )
-from game_events.workers.decode import BronzeTask, DecodeJob
+from game_events.workers.decode import BronzeTask, DecodeJob, RecordFilter
 from game_events.workers.job import task_numbers
-from game_events.workers.record_filter import RecordFilter
 from game_events.workers.results import StagedRows
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass, write_game_files
 from game_events.pipeline.gold import plan
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commented, has_shipped_columns, silver_columns
-from game_events.pipeline.quality.rules import out_of_stack, require_valid, violated
+from game_events.pipeline.quality import out_of_stack, require_valid, violated
 from game_events.pipeline.silver.stage import run_time_failure
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
@@ -51,10 +51,9 @@ from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
 from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
 from game_events.workers.fanout import FanOut
-from game_events.workers.gold import COUNT, FIRST, KEY, LAST, GoldMerge
 from game_events.workers.job import task_numbers
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import FileRows, OldRows
+from game_events.workers.rows import COUNT, FIRST, KEY, LAST, FileRows, GoldMerge, OldRows
 from game_events.workers.rules import RuleColumns, RuleOutcome
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from game_events.pipeline.gold.plan import (
     player_agg,
     scope,
 )
-from game_events.pipeline.quality.rules import failed_rules
+from game_events.pipeline.quality import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.failures import run_with_bisection

@@ -29,7 +29,7 @@ from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut,
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout import OnePass
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport

@@ -45,8 +45,7 @@ from game_events.lakehouse.storage import explain
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import TASK_ROWS, is_shuffled, shares_for, spread, tasks_for, write_game_files
-from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.rules import DECIDED, find_violations, judge, out_of_stack, require_valid
+from game_events.pipeline.quality import DECIDED, Decisions, find_violations, judge, out_of_stack, require_valid
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost

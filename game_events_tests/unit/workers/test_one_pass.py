@@ -15,8 +15,8 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.plugins.governance.filter_worker import ErasedPeople, id_hash
 from game_events.workers.decode import BronzeTask
 from game_events.workers.fanout import INVALID, OnePassTask, Routing
-from game_events.workers.gold import COUNT, GAME, PartialAggregate
 from game_events.workers.results import StagedRows
+from game_events.workers.rows import COUNT, GAME, PartialAggregate
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
 from game_events_tests.unit.workers.test_decode import OLD, PLAN, good, records
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.data.columns import TIME
 from game_events.workers import gold
-from game_events.workers.gold import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, PartialRows, merged_partials
+from game_events.workers.rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, PartialRows, merged_partials
 
 OF = PartialAggregate("game_name", "gamer_id", "at")
 Event = tuple[str | None, str | None, int | None]
