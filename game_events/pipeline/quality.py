@@ -4,10 +4,10 @@ Spark's plan decides whether a row is kept, dropped or rejected, and workers do 
 bronze's files a job before finds the rows that violate rules: most violate none, so hardly anything goes to Python.
 
 Decisions are committed to quarantine before silver's own commit. Guarantee: of the bronze rows up to the batch that is decided
-for a game, silver lacks those that quarantine holds for the game (layer `silver`, no `replayed_batch`), and only those, whatever
-rules are in force by now. So neither a crash between the two commits, nor a concurrent run, nor a changed rule puts a row into
-both tables or into neither. And the rows that quarantine holds for a decided game are of this bronze, each once: others are
-marked as replayed (`silver.commit.noted`).
+for a game, silver lacks those that quarantine holds for the game (layer `silver`, no `replayed_batch`), and only those,
+whatever rules are in force by now. So neither a crash between the two commits, nor a concurrent run, nor a changed rule puts a
+row into both tables or into neither. And the rows that quarantine holds for a decided game are of this bronze, each once:
+others are marked as replayed (`silver.commit.noted`).
 """
 
 from __future__ import annotations

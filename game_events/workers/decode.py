@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -120,10 +120,6 @@ class DecodeJob(WorkerJob[StagedRows]):
     quarantine: Table | None
     plan: DecodePlan
 
-    def planned(self, plan: DecodePlan) -> Self:
-        """The job with another plan."""
-        return replace(self, plan=plan)
-
     def discard(self, staged: StagedRows) -> None:
         """Delete the files that this job wrote; none of them is in a commit."""
         staged.discard(self.bronze, self.quarantine)
@@ -139,9 +135,8 @@ class BronzeTask(DecodeJob):
         keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         record_filter: records that it refuses are only counted. None: there is none.
-        deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
+        deadly: (topic id, partition, offset) of records that crash a worker -> detail for quarantine: they are not decoded.
         one_pass: how silver's files of the rows are written in the same pass; None: they are not.
-        fan_out: the same for the columns of the plan (`planned`).
     """
 
     quarantine: Table
@@ -151,14 +146,13 @@ class BronzeTask(DecodeJob):
     keep_raw: bool
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     record_filter: RecordFilter | None = None
-    deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
+    deadly: Mapping[tuple[str, int, int], str] = field(default_factory=dict)
     one_pass: OnePassTask | None = None
-    fan_out: FanOut | None = None
 
-    def planned(self, plan: DecodePlan) -> Self:
-        """The job with another plan, and with what silver gets of its columns."""
-        fan_out = self.one_pass.fan_out(plan.columns) if self.one_pass is not None else None
-        return replace(self, plan=plan, fan_out=fan_out)
+    @property
+    def fan_out(self) -> FanOut | None:
+        """How silver's files of rows with the plan's columns are written."""
+        return self.one_pass.fan_out(self.plan.columns) if self.one_pass is not None else None
 
     def discard(self, staged: StagedRows) -> None:
         """As every decode job's, silver's files too."""
@@ -218,10 +212,10 @@ class BronzeTask(DecodeJob):
         return batch.filter(pa.array(keep))
 
 
-def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int, str]]) -> pa.RecordBatch:
+def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int, int], str]) -> pa.RecordBatch:
     """The rows, those of records that crash a worker with a reason and a detail."""
     places = zip(*(batch.column(name).to_pylist() for name in ("topic_id", "partition", "offset")), strict=True)
-    details = [deadly.get((topic_id, partition), {}).get(offset) for topic_id, partition, offset in places]
+    details = [deadly.get(place) for place in places]
     malformed = pa.array([detail is not None for detail in details])
     reasons = pc.if_else(malformed, pa.scalar(str(Reason.MALFORMED)), batch.column("reason"))
     marked = batch.set_column(batch.schema.get_field_index("reason"), "reason", reasons)
@@ -250,7 +244,8 @@ class _Output:
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
         self._filter = task.record_filter.open() if task.record_filter is not None else None
-        self._silver = SecondStage(task.fan_out) if task.fan_out is not None else None
+        fan_out = task.fan_out
+        self._silver = SecondStage(fan_out) if fan_out is not None else None
 
     def abort(self) -> None:
         """Delete what was written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ def staged(
     task = BronzeTask(
         *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, record_filter=record_filter, one_pass=one_pass
     )
-    return lakehouse, run(task.planned(plan), task_numbers(0))
+    return lakehouse, run(replace(task, plan=plan), task_numbers(0))
 
 
 def on_disk(folder: Path) -> list[Path]:
