@@ -1,12 +1,9 @@
-"""Spark's workers for bronze: records -> Parquet files of bronze and of quarantine; and what the driver gets of them.
-
-Spark's workers for stored raw values: decoded again into bronze's columns.
-"""
+"""Spark's workers for bronze: records, or stored raw values, -> Parquet files of bronze and of quarantine."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -76,20 +73,10 @@ class OpenRecordFilter(ABC):
             rest = _left(rows, refused, note)
             if len(rest):
                 kept.good.append((rest, schema_id, columns.filter(pa.array(~refused)) if refused.any() else columns))
-        self._keep_undecodable(batch, batch.rejected if with_rejected else [], undecodable, note, kept)
-        return kept
-
-    @staticmethod
-    def _keep_undecodable(
-        batch: DecodedBatch,
-        rejected: Sequence[Rejected],
-        undecodable: Callable[[Rows], Mask],
-        note: Callable[[Rows], None],
-        kept: DecodedBatch,
-    ) -> None:
+        rejected = batch.rejected if with_rejected else []
         unknown = [rows for rows, _ in batch.undecoded] + [item.rows for item in rejected]
         if not unknown:
-            return
+            return kept
         mask = undecodable(np.concatenate(unknown))
         for item in rejected:
             rest = _left(item.rows, mask[item.rows], note)
@@ -99,10 +86,10 @@ class OpenRecordFilter(ABC):
             rest = _left(rows, mask[rows], note)
             if len(rest):
                 kept.undecoded.append((rest, key))
+        return kept
 
 
 def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:
-    """The rows that are not refused; `note` gets the others."""
     if refused.any():
         note(rows[refused])
     return rows[~refused]
@@ -110,10 +97,7 @@ def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:
 
 @dataclass(frozen=True)
 class DecodeJob(WorkerJob[StagedRows]):
-    """A worker job that decodes rows and writes them to files.
-
-    `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
-    """
+    """Decodes rows and writes them to files; `quarantine`: None: undecodable rows are not written to it."""
 
     result: ClassVar[type] = StagedRows
     bronze: Table
@@ -121,7 +105,7 @@ class DecodeJob(WorkerJob[StagedRows]):
     plan: DecodePlan
 
     def discard(self, staged: StagedRows) -> None:
-        """Delete the files that this job wrote; none of them is in a commit."""
+        """Delete the files, none of which is in a commit."""
         staged.discard(self.bronze, self.quarantine)
 
 
@@ -130,8 +114,6 @@ class BronzeTask(DecodeJob):
     """Reads and decodes a task's records of a micro-batch; picklable.
 
     Attributes:
-        reading: how the records are read.
-        batch, run_id: of the rows.
         keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         record_filter: records that it refuses are only counted. None: there is none.
@@ -155,13 +137,13 @@ class BronzeTask(DecodeJob):
         return self.one_pass.fan_out(self.plan.columns) if self.one_pass is not None else None
 
     def discard(self, staged: StagedRows) -> None:
-        """As every decode job's, silver's files too."""
+        """Silver's files, too."""
         super().discard(staged)
         if self.one_pass is not None:
             staged.silver.discard(self.one_pass.lakehouse.silver)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
-        """Read the records of the tasks of these numbers, decode them and write them to files."""
+        """Read, decode and write the records of the tasks of these numbers."""
         decoder = BatchDecoder(self.plan)
         output = _Output(self)
         notes = ReadNotes()
@@ -201,7 +183,6 @@ class BronzeTask(DecodeJob):
                 result.arrivals.update(count_arrivals(part.column("timestamp")))
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows without those that quarantine holds since an earlier attempt."""
         partitions = batch.column("partition").to_numpy()
         offsets = batch.column("offset").to_numpy()
         ids = batch.column("topic_id")
@@ -213,7 +194,6 @@ class BronzeTask(DecodeJob):
 
 
 def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int, int], str]) -> pa.RecordBatch:
-    """The rows, those of records that crash a worker with a reason and a detail."""
     places = zip(*(batch.column(name).to_pylist() for name in ("topic_id", "partition", "offset")), strict=True)
     details = [deadly.get(place) for place in places]
     malformed = pa.array([detail is not None for detail in details])
@@ -235,8 +215,6 @@ def _note_origins(batch: pa.RecordBatch, result: StagedRows) -> None:
 
 
 class _Output:
-    """The files that a task writes, and its result."""
-
     def __init__(self, task: BronzeTask) -> None:
         self.result = StagedRows()
         self._task = task
@@ -262,7 +240,6 @@ class _Output:
             self.result.silver = self._silver.finish()
 
     def _keep(self, columns: Mapping[str, pa.Array], count: int) -> None:
-        """Write rows of bronze, and the same rows to silver's files."""
         rows = self.good.rows_of(columns, count)
         self.good.write(rows)
         if self._silver is not None:
@@ -353,7 +330,7 @@ class StoredTask(DecodeJob):
     record_filter: RecordFilter | None = None
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
-        """Decode rows with bronze's own columns and write them to files."""
+        """Decode and write rows with bronze's own columns."""
         decoder = BatchDecoder(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
@@ -382,7 +359,6 @@ class StoredTask(DecodeJob):
         return result
 
     def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
-        """Write the rows, decoded and undecoded."""
         for numbers, schema_id, columns in decoded.good:
             own = self._own(rows, numbers, schema_id, keep_raw=self.keep_raw)
             writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(numbers))
@@ -409,7 +385,6 @@ class StoredTask(DecodeJob):
 
 
 def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:
-    """Note which records these rows are (`RECORD`)."""
     taken = rows.take(pa.array(numbers))
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
 

@@ -1,8 +1,7 @@
 """Rows of many games -> Parquet files of each game, in a task of a Spark job; also beside bronze's rows, in the same pass.
 
 The workers sort what they have buffered by game, and append each game's part to its file. Memory is bounded by the buffer,
-whatever share of the rows one game has. What a worker decides by a row's game: whether its name may be a game's, and which
-columns the game's table gets.
+whatever share of the rows one game has.
 """
 
 from __future__ import annotations
@@ -176,9 +175,13 @@ class FanOut(WorkerJob[FanOutResult]):
         sent = rows = iter(batches)
         if self.source is not None:
             rows = (batch for table in self.source.of_tasks(sent) for batch in table.to_batches())
-        result = Stage(self).run(rows)
+        stage = Stage(self)
+        for batch in rows:
+            stage.add(batch)
+            if stage.result.crowded:
+                break
         deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
-        return result
+        return stage.finish()
 
 
 class Stage:
@@ -199,14 +202,6 @@ class Stage:
         self._partial = PartialRows(task.partial) if task.partial is not None else None
         #: Game -> keys of its new rows.
         self._keys: dict[str, list[pa.Table]] = {}
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
-        """Take all rows; as soon as the task is crowded no more are asked for."""
-        for batch in batches:
-            self.add(batch)
-            if self.result.crowded:
-                break
-        return self.finish()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows; some are written."""
@@ -252,11 +247,6 @@ class Stage:
         return {game: writer.files for game, writer in writers.items() if writer.files}
 
     def _try(self, game: str, write: Callable[[], object]) -> None:
-        """Write for one game; an error fails that game only.
-
-        Raises:
-            OSError: the object store is unavailable, for all games.
-        """
         self.result.write_alone(game, self._task.table(game), write)
 
     def _write_buffer(self) -> None:
@@ -272,17 +262,13 @@ class Stage:
         order, by_game = parts_by_game(rows, task.game_column)
         parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
-        if self._is_crowded(parts):
+        too_many_new = routing.room is not None and len(self._new) > routing.room
+        if too_many_new or (task.most_games is not None and len(self._writers.keys() | parts) > task.most_games):
             self.give_up()
         if not parts or self.result.crowded:
             return
         if self._partial is not None:
             self._partial.add(rows)
-        self._write_parts(rows, order, parts)
-
-    def _write_parts(self, rows: pa.Table, order: pa.Array, parts: Mapping[str, tuple[int, int]]) -> None:
-        """Write each game's part of rows in the order by game."""
-        task = self._task
         written = rows.select(task.schema.names).take(order).cast(task.schema)
         more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
         size = buffer_bytes(written)
@@ -295,11 +281,6 @@ class Stage:
             self._held = 0
             for game, writer in self._writers.items():
                 self._try(game, writer.flush)
-
-    def _is_crowded(self, parts: Iterable[str]) -> bool:
-        room = self._task.routing.room
-        most = self._task.most_games
-        return (room is not None and len(self._new) > room) or (most is not None and len(self._writers.keys() | parts) > most)
 
     def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
         if self._splitter is not None:
@@ -349,12 +330,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class OnePassTask:
-    """What bronze's workers need to write silver's files, too; picklable.
-
-    Attributes:
-        aggregate: whether gold's partial rows are made.
-        most_games: as `FanOut.most_games`.
-    """
+    """What bronze's workers need to write silver's files, too; picklable. `aggregate`: whether gold's partial rows are made."""
 
     lakehouse: Lakehouse
     routing: Routing

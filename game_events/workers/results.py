@@ -27,7 +27,6 @@ from game_events.sources.source import Offsets
 
 Merge = Callable[[Any, Any], Any]
 
-
 R = TypeVar("R")
 
 
@@ -79,19 +78,15 @@ def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
     return values[0]
 
 
-def merged_fields(result: object) -> Mapping[str, Merge]:
-    """Field -> function that merges two of its values."""
-    return _merged_fields(type(result))  # type: ignore[arg-type]  # a class can be hashed
-
-
 @cache
-def _merged_fields(kind: type[Any]) -> Mapping[str, Merge]:
+def merged_fields(kind: type[Any]) -> Mapping[str, Merge]:
+    """Field of a result -> function that merges two of its values."""
     return {f.name: f.metadata["merge"] for f in fields(kind) if "merge" in f.metadata}
 
 
 def merged_values(first: object, second: object) -> dict[str, Any]:
     """Field -> merged value, for the fields of `second`."""
-    return {name: add(getattr(first, name), getattr(second, name)) for name, add in merged_fields(second).items()}
+    return {name: add(getattr(first, name), getattr(second, name)) for name, add in merged_fields(type(second)).items()}
 
 
 class Summed:
@@ -145,10 +140,7 @@ def merged(
 
 #: Tenth of a second since 1970 (UTC) in which records were produced -> how many.
 Arrivals = Counter[int]
-
-
 TENTHS = 10
-
 
 #: Ages from which records are counted per minute and per hour, so that a backlog does not make the count large.
 FINE_S = 600

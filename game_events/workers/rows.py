@@ -1,11 +1,10 @@
 """Rows that Spark's workers read from tables' files with Arrow, instead of rows that the JVM reads and sends to them.
 
-Rows of the tables that a job replaces: the job's workers read them from the files, and merge or carry over.
+Those of a table that a job replaces are merged or, as Arrow, copied into its new file. Rows of small tables pass through Spark
+all the same: copying them would read the file a second time.
 
-The rows of a table that a job does not change are copied, as Arrow, into the table's new file. Rows of small
-tables pass through Spark all the same: copying them would read the file a second time.
-
-Rows that a worker sends to Spark, in batches of a size that costs Spark little.
+Partial rows of the built-in aggregate: what a task's rows add to gold, by game and key. Guarantee: for the types that
+`PartialAggregate.fits` takes, merging partial rows gives the rows that Spark's aggregate of the same events has.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -79,17 +79,10 @@ class FileRows:
         for number in numbers_of(batches):
             group, share = divmod(number, self.shares)
             parts = self.tasks[group]
-            read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
-            for rows in read:
+            read = ahead(parts, lambda part: list(self._rows(part))) if self.few else map(self._rows, parts)
+            for rows in chain.from_iterable(read):
                 later = rows if self.above is None else rows.filter(pc.greater(rows.column("_batch"), self.above))
                 yield later if self.shares == 1 else later.filter(in_share(later.column(self.game_column), share, self.shares))
-
-    def _whole(self, part: FilePart) -> list[pa.Table]:
-        return list(self._rows(part))
-
-    def _one_by_one(self, parts: Iterable[FilePart]) -> Iterator[pa.Table]:
-        for part in parts:
-            yield from self._rows(part)
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
         table = self.lakehouse.table(part.table)
@@ -123,13 +116,13 @@ class OldRows:
     files: Mapping[str, Sequence[str]]
     small: frozenset[str] = frozenset()
 
-    def without_small(self) -> OldRows:
-        """Those of the other games, some of whose rows `with_old` leaves out."""
-        return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
-
     def added_to(self, rows: DataFrame) -> DataFrame:
         """New rows, and old ones, which workers send to Spark (`with_old`)."""
         return rows.mapInArrow(self.with_old, rows.schema)
+
+    def without_small(self) -> OldRows:
+        """Those of the other games, some of whose rows `with_old` leaves out."""
+        return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
 
     def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: the new rows, and the old rows with the same keys, or all old rows of a game with new ones.
@@ -156,14 +149,15 @@ class OldRows:
 
     def _to_merge(self, keys: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
         """With the column of the game: the old rows of games with these keys; of small games all."""
+
+        def named(game: str, rows: pa.Table) -> pa.Table:
+            return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
+
         small = [game for game in keys if game in self.small]
         for game, tables in zip(small, ahead(small, lambda game: list(self._rows(game))), strict=True):
-            yield from (self._named(game, rows) for rows in tables)
+            yield from (named(game, rows) for rows in tables)
         for game in keys.keys() - self.small:
-            yield from (self._named(game, rows.filter(has_new)) for rows, has_new in self.matched(game, keys[game]))
-
-    def _named(self, game: str, rows: pa.Table) -> pa.Table:
-        return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
+            yield from (named(game, rows.filter(has_new)) for rows, has_new in self.matched(game, keys[game]))
 
     def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
         """The old rows of a game with other keys than these."""
@@ -250,17 +244,12 @@ def _joined(parts: list[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch
 #: Partial rows of a task at most: past that they are dropped, and gold reads silver's files.
 MOST_ROWS = 200_000
 
-
 #: Rows of which at least half must have another one's key: else aggregating them here saves nothing.
 MANY_ROWS = 50_000
 
-
 #: Types of keys that Arrow groups, and of times that it compares, as Spark does: no floating-point numbers, no structs.
 TIMES = (TIME, pa.int64())
-
-
 KEYS = (pa.string(), pa.bool_(), *TIMES)
-
 
 GAME = "game"
 KEY = "key"
@@ -281,9 +270,8 @@ class PartialAggregate:
         """Whether the columns are there, with types for which Arrow does what Spark does."""
         if not {self.game, self.key, self.time} <= set(schema.names):
             return False
-        key = schema.field(self.key).type
-        time = schema.field(self.time).type
-        return schema.field(self.game).type == pa.string() and key in KEYS and time in TIMES
+        game, key, time = (schema.field(name).type for name in (self.game, self.key, self.time))
+        return game == pa.string() and key in KEYS and time in TIMES
 
 
 class PartialRows:
