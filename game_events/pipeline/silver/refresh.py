@@ -4,10 +4,9 @@ Guarantee: every bronze row of an admitted game is in its silver table once, or 
 rules with the action quarantine, put it into `quarantine_events` once), through any crash and beside concurrent runs. Each
 table's `txn` holds the last bronze batch in it; a commit succeeds only if its rows were planned from that batch.
 
-Passes of silver's refresh: each stages rows in one Spark job and commits them by game.
-
-The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. If a
-table is not at the low watermark, or its commit lost a conflict, the next pass stages the game's rows from its own batch.
+Each pass stages rows in one Spark job and commits them by game. The first one stages the rows of all games above the low
+watermark and opens only the tables of games that have such rows. If a table is not at the low watermark, or its commit lost a
+conflict, the next pass stages the game's rows from its own batch.
 """
 
 from __future__ import annotations
@@ -181,7 +180,10 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     known = {*run.state.games, *left_out}
     routing = Routing.of_all(settings, known)
     work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out)
-    result = _held(run, work)
+    result = None
+    if run.one_pass is not None and not left_out and not run.source.rules.rules:
+        # What bronze's job has staged of exactly the files that this job would read, as this job would.
+        result = run.one_pass.take(work.files, work.task)
     if result is None:
         result = stage_games(work) if routing.room != 0 else FanOutResult(crowded=True)
     if result.crowded:
@@ -207,13 +209,6 @@ def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mappi
     had = {game for game, table in opened.items() if table is not None}
     _, refused = admit(pipeline.settings, {*known, *had}, {game: rows for game, rows in new.items() if game not in had})
     return refused
-
-
-def _held(run: SilverRun, work: Staging) -> FanOutResult | None:
-    """What bronze's job has staged of exactly the files that this job would read, as this job would; None: the job is due."""
-    if run.one_pass is None or work.left_out or run.source.rules.rules:
-        return None
-    return run.one_pass.take(work.files, work.task)
 
 
 def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
@@ -278,11 +273,8 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Gam
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
-
 REPLACED = "its silver table was replaced"
-
 LATE = "its silver table got rows of earlier batches"
-
 #: Noted for a game that the allow list, or a limit of games, left out until now.
 READMITTED = "the settings left out rows of it until now"
 
@@ -360,8 +352,17 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
         run = replace(run, state=_with_readmitted(run))
         result, redecided = _from_watermark(run, redecided)
     else:
-        result = PassResult(retry=_requested(run))
-    owed = _owed(run, result) | dict(not_replaced)
+        requested = frozenset(run.games or run.state.games)
+        if run.games is None:
+            requested |= set(new_games(pipeline, above=0))  # a redecode may have given a game to rows without one
+        if run.full:
+            # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
+            _note_replaced(run, requested)
+        result = PassResult(retry=requested)
+    noted = result.retry & (run.state.games.keys() | run.state.failed_in(Layer.SILVER))
+    # They stay listed, as their rows are below the low watermark then: a later run may allow them.
+    left_out = (game for game in noted if not is_allowed(pipeline, game))
+    owed = {game: run.state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in left_out} | dict(not_replaced)
     result = replace(result, retry=result.retry - not_replaced.keys())
     for attempt in range(GAME_ATTEMPTS):
         current = _with_current_bronze(run, again=attempt > 0) if result.retry else None
@@ -413,16 +414,6 @@ def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
     undone = {game for game, is_due in asked.items() if is_due}
     _note_replaced(run, undone)
     return replace(result, retry=result.retry | undone), decisions.redecisions
-
-
-def _owed(run: SilverRun, result: PassResult) -> dict[str, str]:
-    """Game -> why it stays listed: a later run may allow games that the allow list leaves out now.
-
-    Their rows are below the low watermark then.
-    """
-    noted = result.retry & (run.state.games.keys() | run.state.failed_in(Layer.SILVER))
-    left_out = (game for game in noted if not is_allowed(run.pipeline, game))
-    return {game: run.state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in left_out}
 
 
 def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
@@ -494,24 +485,12 @@ def _made_by(state: Progress, columns: Collection[str]) -> Progress:
     return replace(state, marks=state.marks | {Layer.SILVER: Mark("/".join(sorted(columns)))})
 
 
-def _requested(run: SilverRun) -> frozenset[str]:
-    """The games of a run that does not move the low watermark; of a full refresh, they are noted for the later layers."""
-    requested = frozenset(run.games or run.state.games)
-    if run.games is None:
-        requested |= set(new_games(run.pipeline, above=0))  # a redecode may have given a game to rows without one
-    if run.full:
-        # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
-        _note_replaced(run, requested)
-    return requested
-
-
 def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
     why = note(run.pipeline, REPLACED)
     run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending_downstream(games, why))
 
 
 def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecided: int, now: Progress) -> Progress:
-    """The progress `now`, after the run."""
     floor = now.floor(Layer.SILVER)
     seen: Progress | None = run.state
     if not run.whole:  # failures of the other games stay
@@ -524,28 +503,20 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     after = replace(after, redecided=max(redecided, after.redecided))
     if run.games is None:
         after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))
-    after = _with_later_layers(run, result, now, after)
-    return _with_left_out(run, result, after)
-
-
-def _with_left_out(run: SilverRun, result: PassResult, after: Progress) -> Progress:
-    """The batches in which the settings left rows out are noted: other settings may let them in."""
-    if not any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        return after
-    first = run.state.floor(Layer.SILVER) + 1
-    by = Admission.of(run.pipeline.settings)
-    return replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
-
-
-def _with_later_layers(run: SilverRun, result: PassResult, now: Progress, after: Progress) -> Progress:
-    """The progress that also lists games whose rows later layers would not look for."""
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
     # Later layers do not look below their low watermarks, which runs of this moment may move up to silver's.
     reached = max(now.floors.values(), default=0)
     late = [game for game, batch in result.done.items() if now.games.get(game, 0) < batch <= reached]
-    return after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
+    if late:
+        after = after.pending_downstream(late, note(run.pipeline, LATE))
+    if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
+        # The settings left rows out: other settings may let them in.
+        by = Admission.of(run.pipeline.settings)
+        first = run.state.floor(Layer.SILVER) + 1
+        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
+    return after
 
 
 def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:
