@@ -85,12 +85,9 @@ def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
 
 
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
-    """Stop before records of an archive are added to a lakehouse that may have them already.
+    """Stop before records of an archive are added to a lakehouse that may have them already, or has records from elsewhere.
 
     `ends`: partition -> next offset of bronze when it has read the archive.
-
-    Raises:
-        ConfigurationError: bronze has records from elsewhere.
     """
     if bronze is None:
         other = quarantine is not None
@@ -128,7 +125,6 @@ class BronzeCommit:
 
     Attributes:
         batch: number of the batch; 0 made the table.
-        rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
         known: topic -> one of its partitions, of all topics (or the table) of the source, read or not.

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
-from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -68,9 +67,7 @@ log = logging.getLogger(__name__)
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
     """Analyze each rule against the columns of its layer's rows.
 
-    Raises:
-        ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row; the
-            message has the rule, the problem and the columns.
+    ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row.
     """
     rules = list(rules)
     if not rules:
@@ -94,7 +91,7 @@ def refuse(by_rule: dict[str, str], columns: Sequence[str]) -> None:
 
 
 def _refused(sql: str) -> str | None:
-    """The reason if a rule has a query, other code or a clock, which Spark would evaluate; else None."""
+    """Why a rule is refused that Spark would evaluate; None: it is not."""
     if holds_query(sql):
         return f"{sql!r} holds a query: a rule may read one row and nothing else"
     if (called := foreign_call(sql)) is not None:
@@ -195,17 +192,16 @@ def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | No
 
 def violated(rules: RuleColumns) -> list[Column]:
     """A bigint for each `BITS` rules: the bits of those that the row violates."""
-    return [
-        reduce(Column.bitwiseOR, (_bit(rules, rule, bit) for bit, rule in enumerate(part))).alias(name)
-        for name, part in zip(rules.names, rules.parts(), strict=True)
-    ]
-
-
-def _bit(rules: RuleColumns, rule: Rule, bit: int) -> Column:
-    broken = ~holds(rule.sql)
-    if rule.games:
-        broken = F.col(rules.game_column).isin(*rule.games) & broken
-    return F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L"))
+    columns = []
+    for name, part in zip(rules.names, rules.parts(), strict=True):
+        bits = []
+        for bit, rule in enumerate(part):
+            broken = ~holds(rule.sql)
+            if rule.games:
+                broken = F.col(rules.game_column).isin(*rule.games) & broken
+            bits.append(F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L")))
+        columns.append(reduce(Column.bitwiseOR, bits).alias(name))
+    return columns
 
 
 def any_of(rules: RuleColumns, action: Action) -> Column:
@@ -263,12 +259,7 @@ def find_violations(
 ) -> Violations | None:
     """Evaluate silver's rules on the rows of bronze's files, in one job; None: more than `MOST_VIOLATIONS` rows violate them.
 
-    Args:
-        spark: the session.
-        outcome: with the rules.
-        files: bronze's files.
-        columns: of the rows.
-        above: only rows of later bronze batches; None: all rows.
+    `above`: only rows of later bronze batches; None: all rows.
     """
     rules = outcome.rules
     needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
@@ -287,7 +278,7 @@ def find_violations(
 
 
 def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
-    """Path of a file below the table's folder -> its rows with this schema, ascending, as an Arrow stream."""
+    """As `Violations.files`."""
     folder = unquote(files.root).rpartition("/")[2]
     known = set(files.paths)
     names = violating.column(FILE).combine_chunks().dictionary_encode()
@@ -300,15 +291,11 @@ def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> di
         path = unquote(uri).rpartition(f"/{folder}/")[2]
         if path not in known:
             raise AssertionError(f"Spark read {uri}, which is none of the files that it was given of {files.root}")
-        by_path[path] = _written(rows.slice(begin, end - begin))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(rows.slice(begin, end - begin).combine_chunks())
+        by_path[path] = bytes(sink.getvalue())
     return by_path
-
-
-def _written(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(rows.combine_chunks())
-    return bytes(sink.getvalue())
 
 
 @dataclass(frozen=True)
@@ -362,8 +349,9 @@ class Decisions:
         for file in add_actions(self.handle).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
-            game = _only_game(file)
-            if game is not None:
+            game = file.get("min.game")
+            whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
+            if whole and game is not None and game == file.get("max.game"):
                 rejected[game] += int(file["num_records"])
             else:
                 mixed.append(file["path"])
@@ -387,13 +375,6 @@ class Decisions:
         return txn(self.handle, app.of(self.bronze_id, *game))
 
 
-def _only_game(file: Mapping[str, Any]) -> str | None:
-    """The game of all rows of a file, none of which was replayed, by its statistics; None: they do not say so."""
-    game: str | None = file.get("min.game")
-    whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
-    return game if whole and game == file.get("max.game") else None
-
-
 @dataclass(frozen=True)
 class RejectionDecision:
     """A decision on one game's rows.
@@ -405,10 +386,6 @@ class RejectionDecision:
     batch: int
     files: Sequence[StagedFile] = ()
     incarnation: int | None = None
-
-    def says_more_than(self, batch: int | None) -> bool:
-        """Whether it has to be committed after a decision up to a batch."""
-        return bool(self.files) or self.incarnation is not None or self.batch > (batch or 0)
 
 
 @dataclass(frozen=True)
@@ -440,7 +417,11 @@ def decide(
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
     left = {game: decision for game, decision in planned.items() if game not in moved}
-    due = {game: decision for game, decision in left.items() if decision.says_more_than(before.batch(game))}
+    due = {
+        game: decision
+        for game, decision in left.items()
+        if decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0)
+    }
     if not due:
         return None, moved
     try:

@@ -139,16 +139,14 @@ class FanOut(WorkerJob[FanOutResult]):
     """Writes rows to files of their games' tables; picklable.
 
     Attributes:
-        layer: silver or gold: which table of a game.
-        game_column: column of the rows that names the game.
+        layer, aggregate: which table of a game.
         outcome: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
-        aggregate: for gold: which of a game's tables.
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
         source: files with the rows; None: Spark sends the rows.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
         held_bytes: bound of the memory of a task: bytes that wait for their file.
         most_games: a task with rows of more games gives up, as one with too many new names does; None: any number.
-        partial: the rows are also aggregated for gold; None: they are not.
+        partial: the rows are also aggregated for gold.
     """
 
     result: ClassVar[type] = FanOutResult

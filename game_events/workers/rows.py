@@ -101,7 +101,6 @@ class OldRows:
     """The files of the games' tables before the job, and the columns that identify a row; picklable.
 
     Attributes:
-        aggregate: which of a game's gold tables.
         keys: columns that identify a row; none: each table has one row.
         schema: columns of the tables; a file's missing ones are NULL.
         files: game -> paths of the files below the table's folder.
@@ -317,7 +316,6 @@ class GoldMerge(WorkerJob[FanOutResult]):
     """Merges partial rows with old ones and writes each game's file; picklable.
 
     Attributes:
-        old: the games' old rows, with gold's columns.
         rows: partial rows of all games, with the names of gold's columns; a key more than once.
         parts: game -> start and length of its partial rows.
         tasks: the games of each task.

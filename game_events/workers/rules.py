@@ -78,10 +78,8 @@ class RuleOutcome:
     """Configuration of an `OutcomeWriter`; picklable.
 
     Attributes:
-        rules: those that were evaluated on the rows.
         has_disposition: rows have a disposition (silver); else all are kept.
         quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
-        run_id: the run that rejects them.
         apart: rows with `RULE_RESULT` have the results of rules, the others are written.
     """
 
@@ -100,7 +98,7 @@ class RuleOutcome:
 
 
 class OutcomeWriter:
-    """One worker's pass."""
+    """What one worker makes of rows with the results of rules."""
 
     def __init__(self, task: RuleOutcome) -> None:
         self._task = task

@@ -167,8 +167,7 @@ def _nested_names(table: DeltaTable) -> frozenset[str]:
 def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> Commit:
     """The commit of a plan and its staged files: they replace the aggregate that the plan was made from.
 
-    Raises:
-        DataError: the aggregate gives other types than the table has; the files are deleted.
+    DataError: the aggregate gives other types than the table has; the files are deleted.
     """
     aggregate = run.aggregate
     gold = plan.gold
@@ -304,11 +303,7 @@ def expressions(settings: Settings) -> dict[str, str]:
 
 
 def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
-    """The built-in aggregate's columns for columns of silver, by analysis.
-
-    Raises:
-        ConfigurationError: an expression does not fit silver's columns.
-    """
+    """The built-in aggregate's columns, by analysis; ConfigurationError: an expression does not fit silver's columns."""
     empty = spark.createDataFrame([], silver)
     try:
         return _aggregated(empty, (settings.key_column,), expressions(settings)).schema

@@ -36,12 +36,7 @@ from game_events.spark.schemas import merged_columns
 
 @dataclass(frozen=True)
 class ComparedGame:
-    """A game's gold that differs from its files in the unified table.
-
-    Attributes:
-        missing: paths of gold's files without a copy.
-        outdated: paths, in the unified table, of files that are no copy of one of gold's.
-    """
+    """A game's gold that differs from its files in the unified table: files without a copy, and copies without a file."""
 
     gold: DeltaTable
     missing: list[str]
@@ -50,13 +45,12 @@ class ComparedGame:
 
 @dataclass(frozen=True)
 class UnifiedPlan:
-    """The next version of the unified table.
+    """The next version of the unified table: the games that differ.
 
     Attributes:
-        unified: the version that it follows; None: there is no table.
+        unified: the version that it follows.
         replaced: no file stays: a full refresh, other columns, or a table without partitions, as earlier versions wrote it.
         whole: all games were compared: a commit notes it, even if none differs.
-        games: those that differ.
         gone: paths of files of games without gold.
         unread: game with unreadable gold -> reason.
     """

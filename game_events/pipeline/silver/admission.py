@@ -1,20 +1,17 @@
-"""Admission of new games: which new names in bronze's rows get tables.
+"""Admission of new games: which new names in bronze's rows get tables; and which rows silver owes.
 
 Guarantee: with any number of names and rows, no more tables, folders and files are made than the settings have room for. Rows
 of other names stay in bronze, are counted, and are read again once there is room.
 
-What silver owes: rows of bronze that it lacks and that the settings let in, and why it lacks them.
-
-Runs, `doctor`, dry runs and checks ask here; sensors ask `Progress` itself, which is cheaper. Above silver's low watermark rows
-are due because they are new. Below it they are due if the settings left out their names when they were new, and let them in
-now: an allow list that became longer, a limit that was raised. `Progress.left_out` says in which batches there may be such rows
-and by which settings, so nothing is read while no setting lets in more names than before.
+Above silver's low watermark rows are due because they are new. Below it they are due if the settings left out their names when
+they were new, and let them in now: an allow list that became longer, a limit that was raised. `Progress.left_out` says in which
+batches there may be such rows and by which settings, so nothing is read while no setting lets in more names than before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -208,25 +205,17 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
         others = part.batches.filter(pc.and_(lacking, pc.invert(let_in)))
         stays = min(stays, pc.min(others).as_py() if len(others) else NEVER)
         if len(let_in_rows) > MOST_NAMES:
-            let_in_rows = _fewer(let_in_rows, state.games)
+            kept = {name: rows for name, rows in let_in_rows.items() if name in state.games}
+            let_in_rows = Counter(dict(let_in_rows.most_common(MOST_NAMES // 2)) | kept)
     known = {*state.games, *listed}
     _, refused = admit(settings, known, {name: rows for name, rows in let_in_rows.items() if name not in known})
     readmitted = Counter({name: rows for name, rows in let_in_rows.items() if name not in refused})
     first = left.first if refused else stays
-    return readmitted, LeftOut(first, left.last, _by(left, now)) if first < NEVER else LeftOut()
-
-
-def _fewer(names: Counter[str], games: Collection[str]) -> Counter[str]:
-    """The names with most rows, and all that are games."""
-    kept = {name: rows for name, rows in names.items() if name in games}
-    return Counter(dict(names.most_common(MOST_NAMES // 2)) | kept)
-
-
-def _by(left: LeftOut, now: Admission) -> Admission:
-    """Lets in no name of the rows that stay left out: neither did the earlier lists, so two lists in turn end the search."""
-    if left.by is not None and left.by.games and now.games:
-        return Admission(left.by.games | now.games)
-    return now
+    if first == NEVER:
+        return readmitted, LeftOut()
+    # Lets in no name of the rows that stay left out: neither did the earlier lists, so two lists in turn end the search.
+    by = Admission(left.by.games | now.games) if left.by is not None and left.by.games and now.games else now
+    return readmitted, LeftOut(first, left.last, by)
 
 
 @dataclass(frozen=True)

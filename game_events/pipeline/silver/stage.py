@@ -190,11 +190,7 @@ class SilverInput:
 
     @classmethod
     def of(cls, pipeline: Pipeline, handle: DeltaTable) -> SilverInput:
-        """The input for a version of bronze.
-
-        Raises:
-            ConfigurationError: bronze has no column that names the game.
-        """
+        """The input for a version of bronze; ConfigurationError: it has no column that names the game."""
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
@@ -208,11 +204,7 @@ class SilverInput:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Columns of silver: `base`, unless transformations change them, which needs Spark.
-
-        Raises:
-            ExtensionError: a transformation cannot be applied.
-        """
+        """Columns of silver: `base`, unless transformations change them, which needs Spark; raises as `transformed`."""
         if not self.pipeline.extensions.transformations:
             return self.base
         nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
@@ -250,11 +242,7 @@ class SilverInput:
 
     @cached_property
     def rules(self) -> RuleColumns:
-        """The rules for silver.
-
-        Raises:
-            ConfigurationError: a rule cannot be evaluated on these columns.
-        """
+        """The rules for silver; ConfigurationError: one cannot be evaluated on these columns."""
         rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if rules.rules:
             require_valid(self.pipeline.spark, rules.rules, self.columns)
@@ -267,12 +255,11 @@ SAMPLED_FILES = 8
 
 @dataclass(frozen=True)
 class GameStart:
-    """From which bronze batch one game is staged.
+    """From which bronze batch one game is staged: rows of batches after `read_after`.
 
     Attributes:
-        handle: its silver table; None: there is none.
+        handle: its silver table.
         last_batch_in_table: of this bronze; None: it has rows of another bronze, or there is no table.
-        read_after: rows of later bronze batches are staged.
         replace: the staged rows replace those of the table.
         rejections_decided_to: last bronze batch for which quarantine has decided which rows are rejected.
         judge_again: the rules in force decide on all its rows again.
@@ -514,8 +501,7 @@ MAX_NAMES = 100_000
 def stage_games(work: Staging) -> FanOutResult:
     """Stage the rows in one job; if a worker crashes or a transformation fails, bisect: single games fail in the result.
 
-    Returns:
-        the workers' results; `crowded` if new names have to be counted first.
+    The result is `crowded` if new names have to be counted first.
 
     Raises:
         WorkerCrashError: a worker crashed, and there are more than `MAX_NAMES` names.
