@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -141,10 +141,9 @@ class OnePass:
     enabled: bool = True
     taken: int = 0
     merged: int = 0
-    #: Paths of bronze's files that the held result is of.
+    #: What is held of committed micro-batches, and paths of the files of bronze that it is of.
+    _held: tuple[FanOut, FanOutResult] | None = None
     _sources: frozenset[str] = frozenset()
-    _task: FanOut | None = None
-    _result: FanOutResult | None = None
     #: Of a micro-batch that is not committed yet.
     _pending: tuple[FanOut, FanOutResult] | None = None
     _partials: dict[str, GamePartial] = field(default_factory=dict)
@@ -160,7 +159,9 @@ class OnePass:
         # Silver must lack nothing but the next micro-batch and what is held, and not write larger files by itself.
         all_admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
         is_behind = not self._is_of(selection(bronze, state.floor(Layer.SILVER)))
-        if not all_admitted or is_behind or self._has_small_files:
+        files = [file for of_game in self._held[1].files.values() for file in of_game] if self._held is not None else []
+        are_small = sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
+        if not all_admitted or is_behind or are_small:
             self.drop()
             return None
         return OnePassTask(
@@ -185,37 +186,37 @@ class OnePass:
         if self._pending is None:
             return
         task, result = self._pending
-        if self._task is not None and not _alike(self._task, task):
-            self.drop()
-            return
-        both = result if self._result is None else FanOutResult.sum([self._result, result])
+        if self._held is not None:
+            if not _alike(self._held[0], task):
+                self.drop()
+                return
+            result = FanOutResult.sum([self._held[1], result])
         self._pending = None
-        self._task = task
-        self._result = both
+        self._held = task, result
         self._sources |= {file.path for file in files}
-        if sum(map(len, both.files.values())) > MOST_FILES:
+        if sum(map(len, result.files.values())) > MOST_FILES:
             self.drop()
 
     def take(self, files: FileSelection, task: FanOut) -> FanOutResult | None:
         """The result of a job of silver's over these files of bronze, if it is held; the caller commits its files."""
-        result = self._result
-        if result is None or self._task is None or not (self._is_of(files) and _alike(self._task, task)):
+        held = self._held
+        if held is None or not (self._is_of(files) and _alike(held[0], task)):
             self.drop()
             return None
         self.taken += 1
-        self._note_partials(result)
-        self._result = None
+        self._note_partials(held[1])
+        self._held = None
         self.drop()
-        return result
+        return held[1]
 
     def drop(self) -> None:
         """Delete silver's files that are held; none of them is in a commit."""
         self._drop_pending()
-        if self._task is not None and self._result is not None:
-            self._result.discard(self._task.table)
+        if self._held is not None:
+            task, result = self._held
+            result.discard(task.table)
+        self._held = None
         self._sources = frozenset()
-        self._task = None
-        self._result = None
 
     @contextmanager
     def dropped_on_error(self) -> Iterator[None]:
@@ -242,11 +243,6 @@ class OnePass:
         # Of a task that had too many of them, partial rows are missing.
         return partial.rows if pc.sum(partial.rows.column(COUNT)).as_py() == files.rows else None
 
-    @property
-    def _has_small_files(self) -> bool:
-        files = [file for of_game in self._result.files.values() for file in of_game] if self._result is not None else []
-        return sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
-
     def _is_of(self, files: FileSelection) -> bool:
         return files.exact and set(files.paths) == self._sources
 
@@ -258,29 +254,19 @@ class OnePass:
 
     def _note_partials(self, result: FanOutResult) -> None:
         """Add the partial rows of files that silver takes to those that gold has not taken yet."""
-        news = _by_game(result)
-        partials = self._partials
-        for game, new in news.items():
-            old = partials.get(game)
+        if not result.partials:
+            return
+        rows = merged_partials(result.partials, (GAME, KEY))
+        order, parts = parts_by_game(rows, GAME)
+        rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
+        for game in result.files.keys() & parts.keys():
+            new = GamePartial(frozenset(file.path for file in result.files[game]), rows.slice(*parts[game]))
+            old = self._partials.get(game)
             if old is not None and old.rows.schema == new.rows.schema:
-                partials[game] = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
-            else:
-                partials[game] = new
-        many = sum(partial.rows.num_rows for partial in partials.values()) > MOST_PARTIAL_ROWS
-        self._partials = {} if many else partials
-
-
-def _by_game(result: FanOutResult) -> Mapping[str, GamePartial]:
-    if not result.partials:
-        return {}
-    rows = merged_partials(result.partials, (GAME, KEY))
-    order, parts = parts_by_game(rows, GAME)
-    rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
-    return {
-        game: GamePartial(frozenset(file.path for file in files), rows.slice(*parts[game]))
-        for game, files in result.files.items()
-        if game in parts
-    }
+                new = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
+            self._partials[game] = new
+        if sum(partial.rows.num_rows for partial in self._partials.values()) > MOST_PARTIAL_ROWS:
+            self._partials = {}
 
 
 def _alike(one: FanOut, other: FanOut) -> bool:
