@@ -311,11 +311,7 @@ class Decisions:
 
     @classmethod
     def read(cls, pipeline: Pipeline, bronze_id: str) -> Decisions:
-        """The decisions in quarantine's latest version.
-
-        Raises:
-            DataError: quarantine was restored: rows of committed decisions are gone.
-        """
+        """Those in quarantine's latest version; DataError: it was restored, so rows of committed decisions are gone."""
         handle = pipeline.open_quarantine()
         if handle is not None:
             handle = refuse_restored(pipeline.quarantine, handle)

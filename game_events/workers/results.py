@@ -219,11 +219,7 @@ class FanOutResult(Summed):
         return self.counts[game].rows if game in self.counts else sum(f.rows for f in self.files.get(game, []))
 
     def write_alone(self, game: str, table: Table, write: Callable[[], object]) -> None:
-        """Write to a game's table; an error fails that game only: it is noted here, and nothing more is written.
-
-        Raises:
-            OSError: the object store is unavailable, for all games.
-        """
+        """Write to a game's table; an error fails that game only, unless the object store is unavailable for all games."""
         if game in self.failed:
             return
         try:

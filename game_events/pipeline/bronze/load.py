@@ -285,10 +285,7 @@ def report_batch(
 
 
 def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> None:
-    """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze.
-
-    If the broker refuses these offsets, the run continues.
-    """
+    """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze."""
     source = pipeline.source
     group = pipeline.settings.consumer_group
     offsets = plan.reached | plan.ends
@@ -437,10 +434,7 @@ def commit_undecodable(
 
 
 def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StagedRows) -> int:
-    """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
-
-    Raises as `commit_undecodable`.
-    """
+    """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more."""
     before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
     number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1
     # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.

@@ -93,12 +93,7 @@ def _note_new(
 
 
 def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) -> None:
-    """Refuse a topic beside a table that was made from it: bronze would have the records twice.
-
-    Raises:
-        ConfigurationError: the settings name another table than bronze was made from, or a table instead of topics.
-        DataError: the table has other rows than those that bronze was made from.
-    """
+    """Refuse a topic beside a table that was made from it: bronze would have the records twice."""
     before = _ids(known.values())
     alone = _ids(partition for partition in now.latest if kind_of(partition.kind).alone)
     if not alone and not any(kind_of(kind).alone for kind, _ in before):
@@ -174,8 +169,7 @@ class OffsetPlan:
         micro-batch at most; None: the source's limit.
 
         Raises:
-            DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest
-                records.
+            DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest ones.
         """
         source = pipeline.source
         settings = pipeline.settings
@@ -341,10 +335,7 @@ def loss_messages(gaps: tuple[Gap, ...]) -> list[str]:
 
 
 def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
-    """Whether a micro-batch cannot be read as planned any more: its first records expired, or the topic was recreated.
-
-    Raises as `Source.snapshot`: the topic is gone, or the broker does not answer.
-    """
+    """Whether a micro-batch cannot be read as planned any more: its first records expired, or the topic was recreated."""
     if pipeline.source.changed(part) is not None:
         return True
     now = pipeline.source.snapshot()

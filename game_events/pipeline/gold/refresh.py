@@ -52,10 +52,7 @@ def refresh_gold(
 
     `games`: only these; None: every game that changed since the last refresh, and the low watermark moves. `full`: recompute
     from all of silver. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the
-    next run tries again. `one_pass`: partial rows that this process holds.
-
-    Returns:
-        game -> why it failed.
+    next run tries again. `one_pass`: partial rows that this process holds. Returns game -> why it failed.
     """
     began = time.monotonic()
     not_replaced = not_replaced or {}

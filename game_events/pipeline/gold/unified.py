@@ -213,14 +213,10 @@ def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress
 
 @retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
-    """Plan, copy and commit, if any game changed.
+    """Plan, copy and commit, if any game changed; ConflictError: another commit to the table, or a game's gold, came first.
 
-    Returns:
-        game with unreadable gold -> reason. Its old rows stay, unless the whole table is replaced: then they are missing until
-        its gold can be read.
-
-    Raises:
-        ConflictError: another commit to the table, or to the gold of a game, came first.
+    Returns game with unreadable gold -> reason. Its old rows stay, unless the whole table is replaced: then they are missing
+    until its gold can be read.
     """
     plan = plan_unified(pipeline, state, full=full)
     table = pipeline.lakehouse.table(UNIFIED)

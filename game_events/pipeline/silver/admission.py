@@ -43,10 +43,7 @@ def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int])
     """Admit new names: those of the allow list always, others up to `max_games`, after that those with enough rows.
 
     So a flood of invented names with few rows each cannot keep out a real game; a flood with many rows each ends at
-    `most_games`, after which only names of the allow list are admitted.
-
-    Returns:
-        the new games, and refused name -> rows.
+    `most_games`, after which only names of the allow list are admitted. Returns the new games, and refused name -> rows.
     """
     admitted: set[str] = set()
     refused: dict[str, int] = {}
@@ -156,11 +153,7 @@ class Due:
 
 
 def due(pipeline: Pipeline) -> Due:
-    """What silver owes now; one column of bronze is read, without Spark.
-
-    Raises:
-        LostFileError, OSError: a file of bronze cannot be read.
-    """
+    """What silver owes now; one column of bronze is read, without Spark. LostFileError, OSError: a file cannot be read."""
     bronze = pipeline.open_bronze()
     if bronze is None or not counter(bronze, Txn.BATCH):
         return Due()

@@ -289,9 +289,7 @@ def refresh_silver(
     `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
     them. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the next run
     tries again. `one_pass`: what bronze's job of this process has staged for silver; nothing of it is left over afterwards.
-
-    Returns:
-        game -> why it failed.
+    Returns game -> why it failed.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that

@@ -62,8 +62,7 @@ def transformed(
 ) -> tuple[DataFrame, pa.Schema]:
     """Rows with the columns `source`, all transformations applied in order, and their columns; `entity` names the game.
 
-    Raises:
-        ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
+    ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
     """
     if not transformations:
         return rows, source
