@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
@@ -185,23 +185,20 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]
             offsets[Partition(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
+    gaps: list[Gap] = []
+    for topic, number, topic_id, start, end in _GAP.findall(str(entry.get("gaps", ""))):
+        gap = kind_of(known[topic][0]).gap if topic in known else Gap
+        gaps.append(gap(topic, topic_id, int(number), int(start), int(end) if end else None))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
-        tuple(_gaps(entry, known)),
+        tuple(gaps),
         {topic: Partition(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),
     )
-
-
-def _gaps(entry: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> Iterator[Gap]:
-    """The gaps of a commit; `known`: topic -> kind and id."""
-    for topic, number, topic_id, start, end in _GAP.findall(str(entry.get("gaps", ""))):
-        gap = kind_of(known[topic][0]).gap if topic in known else Gap
-        yield gap(topic, topic_id, int(number), int(start), int(end) if end else None)
 
 
 def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:

@@ -163,7 +163,11 @@ def _aggregated(
     except Exception as error:
         if is_session_lost(error):
             raise
-        raise _misfit(run, columns, clashes, error) from error
+        unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
+        reason = next((line for line in str(error).splitlines() if line.strip()), "").split(" SQLSTATE")[0]
+        names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
+        what = f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason}"
+        raise ExtensionError(what) from error
 
 
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
@@ -191,16 +195,6 @@ def _merged(aggregate: GoldAggregate, new: DataFrame, both: DataFrame) -> DataFr
         # With the type that it had before: a sum of decimals would get more digits with every merge.
         merged.append(_named(f"CAST({sql} AS {kind.simpleString()})" if isinstance(kind, DecimalType) else sql, column))
     return both.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*merged)
-
-
-def _misfit(run: GoldRun, columns: StructType, clashes: Mapping[str, list[str]], error: Exception) -> ExtensionError:
-    """The error for an aggregate that does not fit silver's columns."""
-    unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
-    reason = next((line for line in str(error).splitlines() if line.strip()), "")
-    names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
-    return ExtensionError(
-        f"{run.aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
-    )
 
 
 def _named(sql: str, column: str) -> Column:
