@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
 from operator import add, or_
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -78,15 +77,14 @@ def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
     return values[0]
 
 
-@cache
-def merged_fields(kind: type[Any]) -> Mapping[str, Merge]:
-    """Field of a result -> function that merges two of its values."""
-    return {f.name: f.metadata["merge"] for f in fields(kind) if "merge" in f.metadata}
+def merged_fields(result: object) -> Mapping[str, Merge]:
+    """Field -> function that merges two of its values."""
+    return {f.name: f.metadata["merge"] for f in fields(result) if "merge" in f.metadata}  # type: ignore[arg-type]
 
 
 def merged_values(first: object, second: object) -> dict[str, Any]:
     """Field -> merged value, for the fields of `second`."""
-    return {name: add(getattr(first, name), getattr(second, name)) for name, add in merged_fields(type(second)).items()}
+    return {name: add(getattr(first, name), getattr(second, name)) for name, add in merged_fields(second).items()}
 
 
 class Summed:

@@ -41,7 +41,7 @@ class RunReport(RunResult):
         """Add the result of a step: the only way to change a report."""
         values = vars(self)
         parts = values.setdefault("_parts", {})
-        for name in merged_fields(type(part)):
+        for name in merged_fields(part):
             if name in values:
                 parts[name] = [values[name]]
                 del values[name]
@@ -56,7 +56,7 @@ class RunReport(RunResult):
                 msg = f"{type(self).__name__} has no attribute {name}"
                 raise AttributeError(msg)
             values = vars(self)
-            values[name] = merge_all(merged_fields(type(self))[name], parts[name])
+            values[name] = merge_all(merged_fields(self)[name], parts[name])
             del parts[name]
             return values[name]
 
