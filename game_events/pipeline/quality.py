@@ -119,7 +119,6 @@ def _sound_together(spark: SparkSession, conditions: tuple[str, ...], columns: S
 
 
 def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str | None:
-    """The reason if Spark's analysis refuses a condition; else None."""
     with null_on_error(spark), _quiet():
         try:
             empty = spark.createDataFrame([], columns or "_no_column int")
@@ -461,7 +460,6 @@ def _commit_plan(
 def _transactions(
     before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision]
 ) -> tuple[dict[str, int | None], dict[str, int]]:
-    """The `txn` that quarantine must have, and those that the commit sets."""
     bronze_id = now.bronze_id
     # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
     refreshed = Txn.FULL_REFRESH.of(BronzeIdentity.of_key(bronze_id).table_id)

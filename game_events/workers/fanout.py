@@ -248,7 +248,6 @@ class Stage:
         self.result.write_alone(game, self._task.table(game), write)
 
     def _write_buffer(self) -> None:
-        """Sort the buffer by game, once, and write each game's part."""
         if not self._rows:
             return
         task = self._task

@@ -139,7 +139,6 @@ def load_bronze(
 
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
-    """Create bronze with the offsets that it starts from."""
     refuse_unsafe_store(pipeline.lakehouse)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
@@ -346,7 +345,6 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
 
 
 def _halves(part: MicroBatch) -> list[MicroBatch]:
-    """The first half of a micro-batch's offsets, split by partition, and the second."""
     room = (part.records + 1) // 2
     middle: Offsets = {}
     for partition, start in part.start.items():

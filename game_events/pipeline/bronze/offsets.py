@@ -129,7 +129,6 @@ def _topic_of(partition: Partition) -> tuple[str, str, str]:
 
 
 def _rest(handle: DeltaTable, topic: str, topic_id: str, partitions: list[Partition] | None = None) -> list[Gap]:
-    """Gaps for the offsets of a deleted topic after those that bronze has read."""
     reached = offsets_of(handle, topic, topic_id, (partition.number for partition in partitions or ()))
     return [Gap(topic, topic_id, partition.number, offset, None) for partition, offset in reached.items()]
 

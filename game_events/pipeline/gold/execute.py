@@ -125,7 +125,6 @@ def _explained(run: GoldRun, plans: Mapping[str, GamePlan], rules: RuleColumns, 
 
 
 def _refuse_other_games(run: GoldRun, plans: Mapping[str, GamePlan], task: FanOut, result: FanOutResult) -> None:
-    """Refuse rows of games that the aggregate was not given; the files are deleted."""
     refused = {name or "NULL" for names in result.refused.values() for name in names}
     strange = (set(result.files) - set(plans)) | refused
     if not strange:
@@ -171,7 +170,6 @@ def _aggregated(
 
 
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
-    """The aggregate of silver's new rows, or of all rows with their keys."""
     aggregate = run.aggregate
     if aggregate.mode != "merge":
         rows = aggregate.function(_rows_of_changed_keys(run, plans, columns, few=few)) if aggregate.function else None
@@ -186,7 +184,6 @@ def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: Struct
 
 
 def _merged(aggregate: GoldAggregate, new: DataFrame, both: DataFrame) -> DataFrame:
-    """New and old rows with one row for each key."""
     types = {field.name: field.dataType for field in new.schema.fields}
     merged = []
     for column, measure in aggregate.measures.items():
@@ -203,7 +200,6 @@ def _named(sql: str, column: str) -> Column:
 
 
 def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
-    """Silver's new rows and, where the plans name them, all other rows of the same keys; with `_game`."""
     some = {game: plan for game, plan in plans.items() if plan.same_keys is not None}
     every = {game: plan for game, plan in plans.items() if plan.same_keys is None}
     if not some:
@@ -221,7 +217,6 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
-    """The rows with all those of a game in one of so many tasks."""
     return rows.repartition(tasks, GAME) if tasks > 1 else rows.coalesce(1)
 
 
@@ -239,7 +234,6 @@ def _columns_as_json(table: DeltaTable) -> str:
 
 
 def _require_columns(aggregate: GoldAggregate, rows: DataFrame) -> None:
-    """Refuse a function's rows without the game and the keys, or with columns that no table can have."""
     lost = [c for c in (GAME, *aggregate.keys) if c not in rows.columns]
     if lost:
         raise ExtensionError(

@@ -248,7 +248,6 @@ def _note_replaced(run: GoldRun, games: set[str]) -> None:
 
 
 def _fail_by_rules(run: GoldRun, report: RunReport, staged: Staged) -> None:
-    """Delete the files of games that violate a rule with the action `fail`."""
     result = staged.result
     rules = staged.rules.rules
     for game, counts in result.counts.items():

@@ -98,7 +98,6 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
 def _extent(
     pipeline: Pipeline, unified: DeltaTable | None, aggregate: GoldAggregate, changed: Collection[str], *, full: bool
 ) -> tuple[bool, bool]:
-    """`replaced` and `whole` of the plan."""
     if unified is None:
         return False, True
     reshaped = not is_current(unified, aggregate)
@@ -241,7 +240,6 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
 
 
 def _copied(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema) -> tuple[list[StagedFile], dict[str, str]]:
-    """Copies of the files that the table lacks; and failed game -> reason."""
     copied = for_games(plan.games, lambda name: _copied_game(pipeline, name, plan.games[name], schema))
     files = [file for result in copied.values() if isinstance(result, list) for file in result]
     for result in copied.values():

@@ -114,7 +114,6 @@ def decide_rejections(
 
 
 def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:
-    """Report rejected rows that the rules accept now, and those whose records bronze does not have."""
     pipeline = source.pipeline
     readmitted = sum(counts.readmitted for counts in released.values())
     report.add(SilverResult(readmitted=readmitted))

@@ -112,7 +112,6 @@ def _called(transformation: SilverTransformation, rows: DataFrame) -> DataFrame:
 def _require_own(
     transformation: SilverTransformation, own: Sequence[str], before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Refuse a transformation that lost or changed one of the pipeline's own columns, or added one like them."""
     lost = [column for column in own if after.get(column) != before.get(column)]
     added = [column for column in after if column.startswith("_") and column not in (*own, _NAME_BEFORE)]
     if lost or added:
