@@ -75,8 +75,17 @@ def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[st
     of_one = [game for game in listed if not pipeline.lakehouse.is_partitioned]
     there = dict.fromkeys(listed, True) | for_games(of_one, lambda game: pipeline.lakehouse.silver(game).exists())
     known = known | {game for game in listed if there[game]}
-    settings = pipeline.settings
-    games = pipeline.spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
+    names, others = _new_names(work, known)
+    admitted, _ = admit(pipeline.settings, known, names)
+    others[OVER_LIMIT] -= sum(names[game] for game in admitted)
+    return Routing(only=frozenset(known | admitted)), +others
+
+
+def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
+    """Rows of the most frequent new names, as many as can be admitted; and the rows of all new names, by reason."""
+    settings = work.source.pipeline.settings
+    spark = work.source.pipeline.spark
+    games = spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
     name = F.col("name")
     new = work.names().join(F.broadcast(games), name == F.col("_game"), "left_anti")
     valid = F.coalesce(is_valid(name), F.lit(False))
@@ -85,11 +94,7 @@ def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[st
     first = new.where(valid).orderBy(F.desc("rows"), "name").limit(places).collect()
     why = F.when(valid, OVER_LIMIT).when(name.isNull(), NO_NAME if settings.message_types else INVALID)
     sums = new.groupBy(why.otherwise(INVALID).alias("why")).agg(F.sum("rows").alias("rows")).collect()
-    names = {r["name"]: int(r["rows"]) for r in first if is_game(r["name"])}
-    admitted, _ = admit(settings, known, names)
-    others = Counter({r["why"]: int(r["rows"]) for r in sums})
-    others[OVER_LIMIT] -= sum(names[game] for game in admitted)
-    return Routing(only=frozenset(known | admitted)), +others
+    return {r["name"]: int(r["rows"]) for r in first if is_game(r["name"])}, Counter({r["why"]: int(r["rows"]) for r in sums})
 
 
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
