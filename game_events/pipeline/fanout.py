@@ -2,7 +2,7 @@
 
 Work is O(rows): no filter per game, no job per game.
 
-One pass where it is plain: bronze's workers also write silver's files and gold's partial rows, which this process holds.
+Where it is plain, bronze's workers also write silver's files and gold's partial rows, which this process holds (`OnePass`).
 What is held is the result of the job that silver would run: of the same files of bronze, routed in the same way, with the same
 columns. Files never change, so it stays that job's result; it is taken only if silver would read exactly these files now, in
 exactly this way. In every other case, after a crash too, it is deleted (or, after a crash, left to maintenance), and silver
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,44 +23,36 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.config.settings import Settings
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.reading import FileSelection, selection
 from game_events.lakehouse.data.staging import StagedFile, discard
-from game_events.lakehouse.system_tables import Admission, Progress
+from game_events.lakehouse.system_tables import Admission
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.sources.source import TASK_RECORDS
 from game_events.workers.fanout import FanOut, OnePassTask, Routing
-from game_events.workers.gold import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged_partials
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import parts_by_game
+from game_events.workers.rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged_partials, parts_by_game
 
 log = logging.getLogger(__name__)
 
 #: Rows of one task. Where its files would have fewer rows than `FILE_ROWS`, there are fewer tasks, of more rows.
 TASK_ROWS = 500_000
 MOST_TASK_ROWS = 2_000_000
-
-
 FILE_ROWS = 10_000
 FEWEST_TASKS = 2
-
 
 #: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
 #: and to read again, and a request each of an object store; each shuffled row 4 us.
 MAX_FILES_UNSHUFFLED = 16_384
 MIN_ROWS_UNSHUFFLED = 1_000
 
-
 #: Seconds that a game's file costs to write and to read again, and a row that a worker reads and leaves to another one.
 FILE_S = 2e-3
 LEFT_ROW_S = 0.35e-6
 
-
 #: Share of the rows of one game, times the shares of the games, up to which tasks for shares have about as much to do.
 MOST_OF_ONE_GAME = 0.25
-
 
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
@@ -149,13 +141,12 @@ class OnePass:
     enabled: bool = True
     taken: int = 0
     merged: int = 0
-    #: Paths of bronze's files that the held result is of.
+    #: What is held of committed micro-batches, and paths of the files of bronze that it is of.
+    _held: tuple[FanOut, FanOutResult] | None = None
     _sources: frozenset[str] = frozenset()
-    _task: FanOut | None = None
-    _result: FanOutResult | None = None
     #: Of a micro-batch that is not committed yet.
     _pending: tuple[FanOut, FanOutResult] | None = None
-    _partials: dict[str, GamePartial] | None = None
+    _partials: dict[str, GamePartial] = field(default_factory=dict)
 
     def plan(self, pipeline: Pipeline, bronze: DeltaTable, tasks: int) -> OnePassTask | None:
         """How workers shall write silver's files of the next micro-batch, of so many tasks; None: silver will read bronze."""
@@ -165,21 +156,21 @@ class OnePass:
         if not self.enabled or pipeline.extensions.transformations or "silver" in ruled:
             return None
         state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
-        if not self._is_next(state, settings, selection(bronze, state.floor(Layer.SILVER))):
+        # Silver must lack nothing but the next micro-batch and what is held, and not write larger files by itself.
+        all_admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
+        is_behind = not self._is_of(selection(bronze, state.floor(Layer.SILVER)))
+        files = [file for of_game in self._held[1].files.values() for file in of_game] if self._held is not None else []
+        are_small = sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
+        if not all_admitted or is_behind or are_small:
             self.drop()
             return None
         return OnePassTask(
             pipeline.lakehouse,
             Routing.of_all(settings, state.games),
-            _columns(settings),
+            PartialAggregate(settings.entity_column, settings.key_column, settings.time_column),
             not settings.gold_columns and "gold" not in ruled,
             None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS,
         )
-
-    def _is_next(self, state: Progress, settings: Settings, behind: FileSelection) -> bool:
-        """Whether silver lacks nothing but the next micro-batch and what is held, and would not write larger files itself."""
-        admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
-        return admitted and self._is_of(behind) and not self._has_small_files
 
     def staged(self, task: FanOut | None, result: FanOutResult) -> None:
         """Note what the workers have written of a micro-batch, before its commit."""
@@ -195,38 +186,37 @@ class OnePass:
         if self._pending is None:
             return
         task, result = self._pending
-        if self._task is not None and not _alike(self._task, task):
-            self.drop()
-            return
-        both = result if self._result is None else FanOutResult.sum([self._result, result])
+        if self._held is not None:
+            if not _alike(self._held[0], task):
+                self.drop()
+                return
+            result = FanOutResult.sum([self._held[1], result])
         self._pending = None
-        self._task = task
-        self._result = both
+        self._held = task, result
         self._sources |= {file.path for file in files}
-        if sum(map(len, both.files.values())) > MOST_FILES:
+        if sum(map(len, result.files.values())) > MOST_FILES:
             self.drop()
 
     def take(self, files: FileSelection, task: FanOut) -> FanOutResult | None:
         """The result of a job of silver's over these files of bronze, if it is held; the caller commits its files."""
-        result = self._result
-        if result is None or self._task is None or not (self._is_of(files) and _alike(self._task, task)):
+        held = self._held
+        if held is None or not (self._is_of(files) and _alike(held[0], task)):
             self.drop()
             return None
         self.taken += 1
-        self._note_partials(result)
-        self._sources = frozenset()
-        self._task = None
-        self._result = None
-        return result
+        self._note_partials(held[1])
+        self._held = None
+        self.drop()
+        return held[1]
 
     def drop(self) -> None:
         """Delete silver's files that are held; none of them is in a commit."""
         self._drop_pending()
-        if self._task is not None and self._result is not None:
-            self._result.discard(self._task.table)
+        if self._held is not None:
+            task, result = self._held
+            result.discard(task.table)
+        self._held = None
         self._sources = frozenset()
-        self._task = None
-        self._result = None
 
     @contextmanager
     def dropped_on_error(self) -> Iterator[None]:
@@ -247,17 +237,11 @@ class OnePass:
 
     def take_partial(self, game: str, files: FileSelection) -> pa.Table | None:
         """The partial rows of a game's new rows, if they are those of these files of silver; nothing of the game stays."""
-        partial = (self._partials or {}).pop(game, None)
+        partial = self._partials.pop(game, None)
         if partial is None or not files.exact or partial.paths != set(files.paths):
             return None
         # Of a task that had too many of them, partial rows are missing.
         return partial.rows if pc.sum(partial.rows.column(COUNT)).as_py() == files.rows else None
-
-    @property
-    def _has_small_files(self) -> bool:
-        """Whether each further micro-batch would add files where silver's own job would write larger ones."""
-        files = [file for of_game in self._result.files.values() for file in of_game] if self._result is not None else []
-        return sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
 
     def _is_of(self, files: FileSelection) -> bool:
         return files.exact and set(files.paths) == self._sources
@@ -270,38 +254,22 @@ class OnePass:
 
     def _note_partials(self, result: FanOutResult) -> None:
         """Add the partial rows of files that silver takes to those that gold has not taken yet."""
-        news = _by_game(result)
-        partials = self._partials or {}
-        for game, new in news.items():
-            old = partials.get(game)
+        if not result.partials:
+            return
+        rows = merged_partials(result.partials, (GAME, KEY))
+        order, parts = parts_by_game(rows, GAME)
+        rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
+        for game in result.files.keys() & parts.keys():
+            new = GamePartial(frozenset(file.path for file in result.files[game]), rows.slice(*parts[game]))
+            old = self._partials.get(game)
             if old is not None and old.rows.schema == new.rows.schema:
-                partials[game] = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
-            else:
-                partials[game] = new
-        many = sum(partial.rows.num_rows for partial in partials.values()) > MOST_PARTIAL_ROWS
-        self._partials = {} if many else partials
-
-
-def _columns(settings: Settings) -> PartialAggregate:
-    return PartialAggregate(settings.entity_column, settings.key_column, settings.time_column)
-
-
-def _by_game(result: FanOutResult) -> Mapping[str, GamePartial]:
-    """Game -> its partial rows in this result."""
-    if not result.partials:
-        return {}
-    rows = merged_partials(result.partials, (GAME, KEY))
-    order, parts = parts_by_game(rows, GAME)
-    rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
-    return {
-        game: GamePartial(frozenset(file.path for file in files), rows.slice(*parts[game]))
-        for game, files in result.files.items()
-        if game in parts
-    }
+                new = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
+            self._partials[game] = new
+        if sum(partial.rows.num_rows for partial in self._partials.values()) > MOST_PARTIAL_ROWS:
+            self._partials = {}
 
 
 def _alike(one: FanOut, other: FanOut) -> bool:
     """Whether both write the same files of the same rows."""
-    columns = {field.name: field.type for field in one.schema}
-    others = {field.name: field.type for field in other.schema}
+    columns, others = ({column.name: column.type for column in task.schema} for task in (one, other))
     return columns == others and (one.routing, one.choice) == (other.routing, other.choice)

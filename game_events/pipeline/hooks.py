@@ -12,7 +12,7 @@ from game_events.lakehouse.commits.transactions import erasures
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugin import installed, parts
-from game_events.workers.record_filter import RecordFilter
+from game_events.workers.decode import RecordFilter
 
 
 class RunObserver(Protocol):

@@ -1,17 +1,15 @@
-"""Offsets, topic ids and the archive in bronze's transactions.
+"""Offsets, topic ids and the archive in bronze's transactions; and the information of bronze's commits, for people and checks.
 
 A recreated topic has the same name, other records, and another id. Records of an archive are never added to records from
 elsewhere: its files are in no order of offsets, so an offset does not show whether bronze has a record. So bronze stores which
 archive its micro-batches were read from, until the first one from elsewhere or a full refresh.
-
-Information of bronze's commits, for people and for checks: runs start from the table's transactions, never from this.
 """
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,7 +18,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.log import SOURCES
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.sources.factory import kind_of
 from game_events.sources.source import KAFKA, Gap, Offsets, Partition, Source, id_apps, id_of_halves
 
@@ -33,17 +31,13 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]")
 
 def identity(partitions: Iterable[Partition]) -> dict[str, int]:
     """`txn` -> value that identify the topics, or what else a commit of bronze has read."""
-    values: dict[str, int] = {}
-    for partition in {Partition(p.topic, p.topic_id, 0, p.kind) for p in partitions}:
-        values |= partition.id_txns
-    return values
+    topics = {Partition(p.topic, p.topic_id, 0, p.kind) for p in partitions}
+    return {app: half for topic in topics for app, half in topic.id_txns.items()}
 
 
 def topic_id_read(handle: DeltaTable | None, topic: str, kind: str = KAFKA) -> str | None:
     """Id of the topic, or of what else has this name, that bronze has read last; None: it has read none."""
-    if handle is None:
-        return None
-    high, low = (handle.transaction_version(app) for app in id_apps(topic, kind))
+    high, low = (txn(handle, app) for app in id_apps(topic, kind))
     return None if high is None or low is None else id_of_halves(high, low, kind)
 
 
@@ -59,9 +53,9 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
     number = 0
     while number <= max(last, newest + HOLE):
         partition = Partition(topic, topic_id, number)
-        offset = handle.transaction_version(partition.app)
+        offset = txn(handle, partition.app)
         if offset is not None:
-            offsets[partition] = int(offset)
+            offsets[partition] = offset
             newest = number
         number += 1
     return offsets
@@ -69,11 +63,7 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
 
 def next_offsets(handle: DeltaTable | None, partitions: Iterable[Partition]) -> Offsets:
     """Partition -> next offset, by a table's transactions; unknown partitions are left out."""
-    if handle is None:
-        return {}
-    return {
-        partition: int(offset) for partition in partitions if (offset := handle.transaction_version(partition.app)) is not None
-    }
+    return {partition: offset for partition in partitions if (offset := txn(handle, partition.app)) is not None}
 
 
 def ends_of_origins(origins: Offsets) -> Offsets:
@@ -95,17 +85,14 @@ def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
 
 
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
-    """Stop before records of an archive are added to a lakehouse that may have them already.
+    """Stop before records of an archive are added to a lakehouse that may have them already, or has records from elsewhere.
 
     `ends`: partition -> next offset of bronze when it has read the archive.
-
-    Raises:
-        ConfigurationError: bronze has records from elsewhere.
     """
     if bronze is None:
         other = quarantine is not None
     else:
-        other = bool(bronze.transaction_version(Txn.BATCH)) and bronze.transaction_version(Txn.ARCHIVE) != _number(archive)
+        other = bool(counter(bronze, Txn.BATCH)) and txn(bronze, Txn.ARCHIVE) != _number(archive)
         other = other and next_offsets(bronze, ends) != ends
     if other:
         raise ConfigurationError(
@@ -138,7 +125,6 @@ class BronzeCommit:
 
     Attributes:
         batch: number of the batch; 0 made the table.
-        rows: rows it added to bronze.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
         known: topic -> one of its partitions, of all topics (or the table) of the source, read or not.
@@ -199,23 +185,20 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]
             offsets[Partition(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
+    gaps: list[Gap] = []
+    for topic, number, topic_id, start, end in _GAP.findall(str(entry.get("gaps", ""))):
+        gap = kind_of(known[topic][0]).gap if topic in known else Gap
+        gaps.append(gap(topic, topic_id, int(number), int(start), int(end) if end else None))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
-        tuple(_gaps(entry, known)),
+        tuple(gaps),
         {topic: Partition(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),
     )
-
-
-def _gaps(entry: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> Iterator[Gap]:
-    """The gaps of a commit; `known`: topic -> kind and id."""
-    for topic, number, topic_id, start, end in _GAP.findall(str(entry.get("gaps", ""))):
-        gap = kind_of(known[topic][0]).gap if topic in known else Gap
-        yield gap(topic, topic_id, int(number), int(start), int(end) if end else None)
 
 
 def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:

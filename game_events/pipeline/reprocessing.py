@@ -47,8 +47,7 @@ from game_events.lakehouse.data.reading import may_hold, read_arrow, row_count
 from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of
-from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
-from game_events.pipeline.bronze.staging import run_decode_job
+from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch, run_decode_job
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.hooks import erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info

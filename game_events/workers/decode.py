@@ -1,17 +1,16 @@
-"""Spark's workers for bronze: records -> Parquet files of bronze and of quarantine; and what the driver gets of them.
-
-Spark's workers for stored raw values: decoded again into bronze's columns.
-"""
+"""Spark's workers for bronze: records, or stored raw values, -> Parquet files of bronze and of quarantine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,31 +32,80 @@ from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob, numbers_of
-from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
-from game_events.workers.results import (
-    StagedRows,
-    count_arrivals,
-)
+from game_events.workers.results import StagedRows, count_arrivals
+
+#: A truth value for each row.
+Mask = npt.NDArray[np.bool_]
+
+
+class RecordFilter(ABC):
+    """The filter of one micro-batch, made by the driver; picklable. Its content is in no plan and no log."""
+
+    @abstractmethod
+    def open(self) -> OpenRecordFilter:
+        """The filter of one worker's task."""
+
+
+class OpenRecordFilter(ABC):
+    """The filter of one worker's task."""
+
+    @abstractmethod
+    def decoded(self, rows: pa.Table) -> Mask:
+        """Which decoded rows must not be stored."""
+
+    @abstractmethod
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array, rows: Rows) -> Mask:
+        """Which of some rows of raw records must not be stored, as a mask of the batch.
+
+        `batch`: columns `key`, `headers`, `partition`, `offset`; `topic_ids`: of each of its records.
+        """
+
+    def stored(
+        self, batch: DecodedBatch, undecodable: Callable[[Rows], Mask], note: Callable[[Rows], None], *, with_rejected: bool
+    ) -> DecodedBatch:
+        """The rows of a decoded batch that may be stored; `note` gets the numbers of the others.
+
+        `undecodable`: mask of the batch for some of its rows: undecoded ones and, `with_rejected`, rejected ones, too.
+        """
+        kept = DecodedBatch(rejected=[] if with_rejected else batch.rejected)
+        for rows, schema_id, columns in batch.good:
+            refused = self.decoded(columns)
+            rest = _left(rows, refused, note)
+            if len(rest):
+                kept.good.append((rest, schema_id, columns.filter(pa.array(~refused)) if refused.any() else columns))
+        rejected = batch.rejected if with_rejected else []
+        unknown = [rows for rows, _ in batch.undecoded] + [item.rows for item in rejected]
+        if not unknown:
+            return kept
+        mask = undecodable(np.concatenate(unknown))
+        for item in rejected:
+            rest = _left(item.rows, mask[item.rows], note)
+            if len(rest):
+                kept.rejected.append(replace(item, rows=rest))
+        for rows, key in batch.undecoded:
+            rest = _left(rows, mask[rows], note)
+            if len(rest):
+                kept.undecoded.append((rest, key))
+        return kept
+
+
+def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:
+    if refused.any():
+        note(rows[refused])
+    return rows[~refused]
 
 
 @dataclass(frozen=True)
 class DecodeJob(WorkerJob[StagedRows]):
-    """A worker job that decodes rows and writes them to files.
-
-    `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
-    """
+    """Decodes rows and writes them to files; `quarantine`: None: undecodable rows are not written to it."""
 
     result: ClassVar[type] = StagedRows
     bronze: Table
     quarantine: Table | None
     plan: DecodePlan
 
-    def planned(self, plan: DecodePlan) -> Self:
-        """The job with another plan."""
-        return replace(self, plan=plan)
-
     def discard(self, staged: StagedRows) -> None:
-        """Delete the files that this job wrote; none of them is in a commit."""
+        """Delete the files, none of which is in a commit."""
         staged.discard(self.bronze, self.quarantine)
 
 
@@ -66,14 +114,11 @@ class BronzeTask(DecodeJob):
     """Reads and decodes a task's records of a micro-batch; picklable.
 
     Attributes:
-        reading: how the records are read.
-        batch, run_id: of the rows.
         keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         record_filter: records that it refuses are only counted. None: there is none.
-        deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
+        deadly: (topic id, partition, offset) of records that crash a worker -> detail for quarantine: they are not decoded.
         one_pass: how silver's files of the rows are written in the same pass; None: they are not.
-        fan_out: the same for the columns of the plan (`planned`).
     """
 
     quarantine: Table
@@ -83,23 +128,22 @@ class BronzeTask(DecodeJob):
     keep_raw: bool
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     record_filter: RecordFilter | None = None
-    deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
+    deadly: Mapping[tuple[str, int, int], str] = field(default_factory=dict)
     one_pass: OnePassTask | None = None
-    fan_out: FanOut | None = None
 
-    def planned(self, plan: DecodePlan) -> Self:
-        """The job with another plan, and with what silver gets of its columns."""
-        fan_out = self.one_pass.fan_out(plan.columns) if self.one_pass is not None else None
-        return replace(self, plan=plan, fan_out=fan_out)
+    @property
+    def fan_out(self) -> FanOut | None:
+        """How silver's files of rows with the plan's columns are written."""
+        return self.one_pass.fan_out(self.plan.columns) if self.one_pass is not None else None
 
     def discard(self, staged: StagedRows) -> None:
-        """As every decode job's, silver's files too."""
+        """Silver's files, too."""
         super().discard(staged)
         if self.one_pass is not None:
             staged.silver.discard(self.one_pass.lakehouse.silver)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
-        """Read the records of the tasks of these numbers, decode them and write them to files."""
+        """Read, decode and write the records of the tasks of these numbers."""
         decoder = BatchDecoder(self.plan)
         output = _Output(self)
         notes = ReadNotes()
@@ -139,7 +183,6 @@ class BronzeTask(DecodeJob):
                 result.arrivals.update(count_arrivals(part.column("timestamp")))
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows without those that quarantine holds since an earlier attempt."""
         partitions = batch.column("partition").to_numpy()
         offsets = batch.column("offset").to_numpy()
         ids = batch.column("topic_id")
@@ -150,10 +193,9 @@ class BronzeTask(DecodeJob):
         return batch.filter(pa.array(keep))
 
 
-def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int, str]]) -> pa.RecordBatch:
-    """The rows, those of records that crash a worker with a reason and a detail."""
+def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int, int], str]) -> pa.RecordBatch:
     places = zip(*(batch.column(name).to_pylist() for name in ("topic_id", "partition", "offset")), strict=True)
-    details = [deadly.get((topic_id, partition), {}).get(offset) for topic_id, partition, offset in places]
+    details = [deadly.get(place) for place in places]
     malformed = pa.array([detail is not None for detail in details])
     reasons = pc.if_else(malformed, pa.scalar(str(Reason.MALFORMED)), batch.column("reason"))
     marked = batch.set_column(batch.schema.get_field_index("reason"), "reason", reasons)
@@ -173,8 +215,6 @@ def _note_origins(batch: pa.RecordBatch, result: StagedRows) -> None:
 
 
 class _Output:
-    """The files that a task writes, and its result."""
-
     def __init__(self, task: BronzeTask) -> None:
         self.result = StagedRows()
         self._task = task
@@ -182,7 +222,8 @@ class _Output:
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
         self._filter = task.record_filter.open() if task.record_filter is not None else None
-        self._silver = SecondStage(task.fan_out) if task.fan_out is not None else None
+        fan_out = task.fan_out
+        self._silver = SecondStage(fan_out) if fan_out is not None else None
 
     def abort(self) -> None:
         """Delete what was written."""
@@ -199,7 +240,6 @@ class _Output:
             self.result.silver = self._silver.finish()
 
     def _keep(self, columns: Mapping[str, pa.Array], count: int) -> None:
-        """Write rows of bronze, and the same rows to silver's files."""
         rows = self.good.rows_of(columns, count)
         self.good.write(rows)
         if self._silver is not None:
@@ -290,7 +330,7 @@ class StoredTask(DecodeJob):
     record_filter: RecordFilter | None = None
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
-        """Decode rows with bronze's own columns and write them to files."""
+        """Decode and write rows with bronze's own columns."""
         decoder = BatchDecoder(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
@@ -319,7 +359,6 @@ class StoredTask(DecodeJob):
         return result
 
     def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
-        """Write the rows, decoded and undecoded."""
         for numbers, schema_id, columns in decoded.good:
             own = self._own(rows, numbers, schema_id, keep_raw=self.keep_raw)
             writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(numbers))
@@ -346,7 +385,6 @@ class StoredTask(DecodeJob):
 
 
 def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:
-    """Note which records these rows are (`RECORD`)."""
     taken = rows.take(pa.array(numbers))
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
 

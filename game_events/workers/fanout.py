@@ -1,8 +1,7 @@
 """Rows of many games -> Parquet files of each game, in a task of a Spark job; also beside bronze's rows, in the same pass.
 
 The workers sort what they have buffered by game, and append each game's part to its file. Memory is bounded by the buffer,
-whatever share of the rows one game has. What a worker decides by a row's game: whether its name may be a game's, and which
-columns the game's table gets.
+whatever share of the rows one game has.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
-from game_events.workers.gold import PartialAggregate, PartialRows
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import FileRows, OldRows, parts_by_game
+from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game
 from game_events.workers.rules import OutcomeWriter, RuleOutcome
 
 log = logging.getLogger(__name__)
@@ -141,16 +139,14 @@ class FanOut(WorkerJob[FanOutResult]):
     """Writes rows to files of their games' tables; picklable.
 
     Attributes:
-        layer: silver or gold: which table of a game.
-        game_column: column of the rows that names the game.
+        layer, aggregate: which table of a game.
         outcome: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
-        aggregate: for gold: which of a game's tables.
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
         source: files with the rows; None: Spark sends the rows.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
         held_bytes: bound of the memory of a task: bytes that wait for their file.
         most_games: a task with rows of more games gives up, as one with too many new names does; None: any number.
-        partial: the rows are also aggregated for gold; None: they are not.
+        partial: the rows are also aggregated for gold.
     """
 
     result: ClassVar[type] = FanOutResult
@@ -177,9 +173,13 @@ class FanOut(WorkerJob[FanOutResult]):
         sent = rows = iter(batches)
         if self.source is not None:
             rows = (batch for table in self.source.of_tasks(sent) for batch in table.to_batches())
-        result = Stage(self).run(rows)
+        stage = Stage(self)
+        for batch in rows:
+            stage.add(batch)
+            if stage.result.crowded:
+                break
         deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
-        return result
+        return stage.finish()
 
 
 class Stage:
@@ -200,14 +200,6 @@ class Stage:
         self._partial = PartialRows(task.partial) if task.partial is not None else None
         #: Game -> keys of its new rows.
         self._keys: dict[str, list[pa.Table]] = {}
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
-        """Take all rows; as soon as the task is crowded no more are asked for."""
-        for batch in batches:
-            self.add(batch)
-            if self.result.crowded:
-                break
-        return self.finish()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows; some are written."""
@@ -253,15 +245,9 @@ class Stage:
         return {game: writer.files for game, writer in writers.items() if writer.files}
 
     def _try(self, game: str, write: Callable[[], object]) -> None:
-        """Write for one game; an error fails that game only.
-
-        Raises:
-            OSError: the object store is unavailable, for all games.
-        """
         self.result.write_alone(game, self._task.table(game), write)
 
     def _write_buffer(self) -> None:
-        """Sort the buffer by game, once, and write each game's part."""
         if not self._rows:
             return
         task = self._task
@@ -273,17 +259,13 @@ class Stage:
         order, by_game = parts_by_game(rows, task.game_column)
         parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
-        if self._is_crowded(parts):
+        too_many_new = routing.room is not None and len(self._new) > routing.room
+        if too_many_new or (task.most_games is not None and len(self._writers.keys() | parts) > task.most_games):
             self.give_up()
         if not parts or self.result.crowded:
             return
         if self._partial is not None:
             self._partial.add(rows)
-        self._write_parts(rows, order, parts)
-
-    def _write_parts(self, rows: pa.Table, order: pa.Array, parts: Mapping[str, tuple[int, int]]) -> None:
-        """Write each game's part of rows in the order by game."""
-        task = self._task
         written = rows.select(task.schema.names).take(order).cast(task.schema)
         more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
         size = buffer_bytes(written)
@@ -296,11 +278,6 @@ class Stage:
             self._held = 0
             for game, writer in self._writers.items():
                 self._try(game, writer.flush)
-
-    def _is_crowded(self, parts: Iterable[str]) -> bool:
-        room = self._task.routing.room
-        most = self._task.most_games
-        return (room is not None and len(self._new) > room) or (most is not None and len(self._writers.keys() | parts) > most)
 
     def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
         if self._splitter is not None:
@@ -350,12 +327,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class OnePassTask:
-    """What bronze's workers need to write silver's files, too; picklable.
-
-    Attributes:
-        aggregate: whether gold's partial rows are made.
-        most_games: as `FanOut.most_games`.
-    """
+    """What bronze's workers need to write silver's files, too; picklable. `aggregate`: whether gold's partial rows are made."""
 
     lakehouse: Lakehouse
     routing: Routing

@@ -1,15 +1,14 @@
-"""Functions that Spark's workers run over Arrow batches, and their results as Arrow structs.
-
-A result travels as bytes of Arrow's stream: Spark would make a row of its own of each part of it, and Python objects of these.
-"""
+"""Functions that Spark's workers run over Arrow batches, and how their results reach the driver: as MessagePack."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from types import NoneType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -49,93 +48,36 @@ class WorkerJob(ABC, Generic[Result]):
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: one row for each task."""
-        codec = _codec(self.result)
-        result = pa.Table.from_pylist([codec.encode(self.stage(batches))], pa.schema(codec.type))
-        yield pa.RecordBatch.from_pydict({RESULT: pa.array([_ipc(result)], pa.binary())})
+        result = msgspec.msgpack.encode(self.stage(batches), enc_hook=_to_plain)
+        yield pa.RecordBatch.from_pydict({RESULT: pa.array([result], pa.binary())})
 
     def collect(self, rows: DataFrame) -> list[Result]:
         """Run the job over the rows; one result for each task."""
-        codec = _codec(self.result)
-        rows_of_tasks = rows.mapInArrow(self, f"{RESULT} BINARY").collect()
-        return [codec.decode(row) for (data,) in rows_of_tasks for row in _table(data).to_pylist()]
-
-
-class _Codec(NamedTuple):
-    """A type of Python in Arrow: `decode` takes what Arrow's `to_pylist` returns."""
-
-    type: pa.DataType
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _ipc(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def _table(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-
-
-_PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-
-_SIMPLE = {
-    **{hint: _Codec(kind, lambda value: value, lambda value: value) for hint, kind in _PLAIN.items()},
-    pa.Table: _Codec(pa.binary(), _ipc, _table),
-    # a schema's id or GUID
-    int | str: _Codec(pa.string(), str, lambda text: int(text) if text.isdecimal() else text),
-}
+        decoder = _decoder(self.result)
+        return [decoder.decode(result) for (result,) in rows.mapInArrow(self, f"{RESULT} BINARY").collect()]
 
 
 @cache
-def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
-    origin = get_origin(hint)
-    if hint in _SIMPLE:
-        return _SIMPLE[hint]
-    if NoneType in get_args(hint):
-        return _optional(_codec(get_args(hint)[0]))
-    if origin is None:
-        return _of_fields(_fields(hint), hint)
-    if issubclass(origin, Mapping):
-        return _of_mapping(origin, get_args(hint))
-    if origin is tuple and get_args(hint)[-1] is not Ellipsis:
-        return _of_fields({f"_{n}": part for n, part in enumerate(get_args(hint))}, lambda *values: values)
-    item = _codec(get_args(hint)[0])
-    return _Codec(pa.list_(item.type), lambda v: [item.encode(i) for i in v], lambda v: origin(item.decode(i) for i in v))
+def _decoder(kind: type[Result]) -> msgspec.msgpack.Decoder[Result]:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
 
 
-def _optional(some: _Codec) -> _Codec:
-    return _Codec(
-        some.type,
-        lambda value: None if value is None else some.encode(value),
-        lambda value: None if value is None else some.decode(value),
-    )
+def _to_plain(value: object) -> object:
+    """What msgspec cannot write by itself: tables, and numbers of numpy."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, pa.Table):
+        raise NotImplementedError(type(value))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, value.schema) as writer:
+        writer.write_table(value)
+    return bytes(sink.getvalue())
 
 
-def _of_mapping(made: Callable[[dict[Any, Any]], Any], args: tuple[Any, ...]) -> _Codec:
-    """A list of pairs, not Arrow's map: Spark's does not take every key. A counter's values are numbers."""
-    key, value = args if len(args) == 2 else (*args, int)
-    pairs = _codec(list[tuple[key, value]])  # type: ignore[valid-type]
-    return _Codec(pairs.type, lambda mapping: pairs.encode(mapping.items()), lambda rows: made(dict(pairs.decode(rows))))
-
-
-def _of_fields(hints: Mapping[str, Any], made: Callable[..., Any]) -> _Codec:
-    """A struct: of a dataclass, a named tuple or a tuple."""
-    parts = {name: _codec(part) for name, part in hints.items()}
-
-    def encode(value: Any) -> dict[str, Any]:  # noqa: ANN401
-        values = value if isinstance(value, tuple) else [getattr(value, name) for name in parts]
-        return {name: part.encode(v) for (name, part), v in zip(parts.items(), values, strict=True)}
-
-    kind = pa.struct([(name, part.type) for name, part in parts.items()])
-    return _Codec(kind, encode, lambda row: made(*(part.decode(row[name]) for name, part in parts.items())))
-
-
-def _fields(kind: type) -> dict[str, Any]:
-    """Field name -> type of a dataclass or a named tuple."""
-    return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+def _from_plain(kind: Any, value: Any) -> object:  # noqa: ANN401 - any type
+    if get_origin(kind) is Counter:
+        return Counter(msgspec.convert(value, dict[get_args(kind)[0], int]))  # type: ignore[misc]
+    return pa.ipc.open_stream(pa.py_buffer(value)).read_all()
 
 
 @dataclass(frozen=True)

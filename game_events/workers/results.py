@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
 from operator import add, or_
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -26,7 +25,6 @@ from game_events.lakehouse.tables import Table
 from game_events.sources.source import Offsets
 
 Merge = Callable[[Any, Any], Any]
-
 
 R = TypeVar("R")
 
@@ -81,12 +79,7 @@ def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
 
 def merged_fields(result: object) -> Mapping[str, Merge]:
     """Field -> function that merges two of its values."""
-    return _merged_fields(type(result))  # type: ignore[arg-type]  # a class can be hashed
-
-
-@cache
-def _merged_fields(kind: type[Any]) -> Mapping[str, Merge]:
-    return {f.name: f.metadata["merge"] for f in fields(kind) if "merge" in f.metadata}
+    return {f.name: f.metadata["merge"] for f in fields(result) if "merge" in f.metadata}  # type: ignore[arg-type]
 
 
 def merged_values(first: object, second: object) -> dict[str, Any]:
@@ -145,10 +138,7 @@ def merged(
 
 #: Tenth of a second since 1970 (UTC) in which records were produced -> how many.
 Arrivals = Counter[int]
-
-
 TENTHS = 10
-
 
 #: Ages from which records are counted per minute and per hour, so that a backlog does not make the count large.
 FINE_S = 600
@@ -227,11 +217,7 @@ class FanOutResult(Summed):
         return self.counts[game].rows if game in self.counts else sum(f.rows for f in self.files.get(game, []))
 
     def write_alone(self, game: str, table: Table, write: Callable[[], object]) -> None:
-        """Write to a game's table; an error fails that game only: it is noted here, and nothing more is written.
-
-        Raises:
-            OSError: the object store is unavailable, for all games.
-        """
+        """Write to a game's table; an error fails that game only, unless the object store is unavailable for all games."""
         if game in self.failed:
             return
         try:

@@ -1,18 +1,19 @@
 """Rows that Spark's workers read from tables' files with Arrow, instead of rows that the JVM reads and sends to them.
 
-Rows of the tables that a job replaces: the job's workers read them from the files, and merge or carry over.
+Those of a table that a job replaces are merged or, as Arrow, copied into its new file. Rows of small tables pass through Spark
+all the same: copying them would read the file a second time.
 
-The rows of a table that a job does not change are copied, as Arrow, into the table's new file. Rows of small
-tables pass through Spark all the same: copying them would read the file a second time.
-
-Rows that a worker sends to Spark, in batches of a size that costs Spark little.
+Partial rows of the built-in aggregate: what a task's rows add to gold, by game and key. Guarantee: for the types that
+`PartialAggregate.fits` takes, merging partial rows gives the rows that Spark's aggregate of the same events has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import Any, ClassVar
 from zlib import crc32
 
 import numpy as np
@@ -22,10 +23,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from game_events.lakehouse.commits.group import ahead
+from game_events.lakehouse.data.columns import TIME
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
-from game_events.lakehouse.data.staging import buffer_bytes
+from game_events.lakehouse.data.staging import StagedWriter, buffer_bytes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.workers.job import numbers_of, task_numbers
+from game_events.workers.job import WorkerJob, numbers_of, task_numbers
+from game_events.workers.results import FanOutResult
 from game_events.workers.rules import Violations
 
 
@@ -76,17 +79,10 @@ class FileRows:
         for number in numbers_of(batches):
             group, share = divmod(number, self.shares)
             parts = self.tasks[group]
-            read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
-            for rows in read:
+            read = ahead(parts, lambda part: list(self._rows(part))) if self.few else map(self._rows, parts)
+            for rows in chain.from_iterable(read):
                 later = rows if self.above is None else rows.filter(pc.greater(rows.column("_batch"), self.above))
                 yield later if self.shares == 1 else later.filter(in_share(later.column(self.game_column), share, self.shares))
-
-    def _whole(self, part: FilePart) -> list[pa.Table]:
-        return list(self._rows(part))
-
-    def _one_by_one(self, parts: Iterable[FilePart]) -> Iterator[pa.Table]:
-        for part in parts:
-            yield from self._rows(part)
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
         table = self.lakehouse.table(part.table)
@@ -105,7 +101,6 @@ class OldRows:
     """The files of the games' tables before the job, and the columns that identify a row; picklable.
 
     Attributes:
-        aggregate: which of a game's gold tables.
         keys: columns that identify a row; none: each table has one row.
         schema: columns of the tables; a file's missing ones are NULL.
         files: game -> paths of the files below the table's folder.
@@ -120,13 +115,13 @@ class OldRows:
     files: Mapping[str, Sequence[str]]
     small: frozenset[str] = frozenset()
 
-    def without_small(self) -> OldRows:
-        """Those of the other games, some of whose rows `with_old` leaves out."""
-        return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
-
     def added_to(self, rows: DataFrame) -> DataFrame:
         """New rows, and old ones, which workers send to Spark (`with_old`)."""
         return rows.mapInArrow(self.with_old, rows.schema)
+
+    def without_small(self) -> OldRows:
+        """Those of the other games, some of whose rows `with_old` leaves out."""
+        return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
 
     def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: the new rows, and the old rows with the same keys, or all old rows of a game with new ones.
@@ -153,14 +148,15 @@ class OldRows:
 
     def _to_merge(self, keys: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
         """With the column of the game: the old rows of games with these keys; of small games all."""
+
+        def named(game: str, rows: pa.Table) -> pa.Table:
+            return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
+
         small = [game for game in keys if game in self.small]
         for game, tables in zip(small, ahead(small, lambda game: list(self._rows(game))), strict=True):
-            yield from (self._named(game, rows) for rows in tables)
+            yield from (named(game, rows) for rows in tables)
         for game in keys.keys() - self.small:
-            yield from (self._named(game, rows.filter(has_new)) for rows, has_new in self.matched(game, keys[game]))
-
-    def _named(self, game: str, rows: pa.Table) -> pa.Table:
-        return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
+            yield from (named(game, rows.filter(has_new)) for rows, has_new in self.matched(game, keys[game]))
 
     def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
         """The old rows of a game with other keys than these."""
@@ -242,3 +238,113 @@ def _joined(parts: list[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch
     for batch in pa.concat_tables(parts).combine_chunks().to_batches():
         columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+#: Partial rows of a task at most: past that they are dropped, and gold reads silver's files.
+MOST_ROWS = 200_000
+
+#: Rows of which at least half must have another one's key: else aggregating them here saves nothing.
+MANY_ROWS = 50_000
+
+#: Types of keys that Arrow groups, and of times that it compares, as Spark does: no floating-point numbers, no structs.
+TIMES = (TIME, pa.int64())
+KEYS = (pa.string(), pa.bool_(), *TIMES)
+
+GAME = "game"
+KEY = "key"
+COUNT = "count"
+FIRST = "first"
+LAST = "last"
+
+
+@dataclass(frozen=True)
+class PartialAggregate:
+    """The columns of the events from which partial rows are made; picklable."""
+
+    game: str
+    key: str
+    time: str
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """Whether the columns are there, with types for which Arrow does what Spark does."""
+        if not {self.game, self.key, self.time} <= set(schema.names):
+            return False
+        game, key, time = (schema.field(name).type for name in (self.game, self.key, self.time))
+        return game == pa.string() and key in KEYS and time in TIMES
+
+
+class PartialRows:
+    """The partial rows of one task, which are bounded."""
+
+    def __init__(self, aggregate: PartialAggregate) -> None:
+        self._aggregate = aggregate
+        self._parts: list[pa.Table] | None = []
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Aggregate rows of events; all partial rows are dropped where there are too many."""
+        if self._parts is None:
+            return
+        columns = [rows.column(name) for name in (self._aggregate.game, self._aggregate.key, self._aggregate.time)]
+        events = pa.Table.from_arrays(columns, [GAME, KEY, FIRST])
+        counted = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
+        counted = counted.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
+        self._parts.append(counted)
+        self._rows += counted.num_rows
+        if self._rows > MOST_ROWS:
+            self._parts = [merged_partials(self._parts, (GAME, KEY))]
+            self._rows = self._parts[0].num_rows
+        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * counted.num_rows > rows.num_rows):
+            self._parts = None
+
+    def tables(self) -> list[pa.Table]:
+        """One table of game, key, count, first, last; none if the rows were dropped, or there are none."""
+        return [merged_partials(self._parts, (GAME, KEY))] if self._parts else []
+
+
+def merged_partials(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
+    """Partial rows with one row for each value of the key columns; the other columns are `COUNT`, `FIRST`, `LAST`.
+
+    NULL is a key; a time that is NULL in every row stays NULL.
+    """
+    rows = pa.concat_tables(parts).group_by(list(keys), use_threads=False)
+    return rows.aggregate([(COUNT, "sum"), (FIRST, "min"), (LAST, "max")]).rename_columns([*keys, COUNT, FIRST, LAST])
+
+
+@dataclass(frozen=True)
+class GoldMerge(WorkerJob[FanOutResult]):
+    """Merges partial rows with old ones and writes each game's file; picklable.
+
+    Attributes:
+        rows: partial rows of all games, with the names of gold's columns; a key more than once.
+        parts: game -> start and length of its partial rows.
+        tasks: the games of each task.
+    """
+
+    result: ClassVar[type] = FanOutResult
+    old: OldRows
+    rows: pa.Table
+    parts: Mapping[str, tuple[int, int]]
+    tasks: Sequence[Sequence[str]]
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Write the files of the games of these tasks."""
+        result = FanOutResult()
+        for number in numbers_of(batches):
+            for game in self.tasks[number]:
+                result.write_alone(game, self.old.lakehouse.gold(game), partial(self._write, result, game))
+        return result
+
+    def _write(self, result: FanOutResult, game: str) -> None:
+        lakehouse = self.old.lakehouse
+        schema = self.old.schema
+        new = self.rows.slice(*self.parts[game])
+        writer = StagedWriter(lakehouse.gold(game), schema, game, short_lived=True)
+        changed = [new]
+        if game in self.old.files:
+            for rows, renewed in self.old.matched(game, new.select(self.old.keys)):
+                changed.append(rows.filter(renewed))
+                writer.write(rows.filter(pc.invert(renewed)))
+        partial_rows = [rows.rename_columns([KEY, COUNT, FIRST, LAST]) for rows in changed]
+        writer.write(merged_partials(partial_rows, (KEY,)).rename_columns(schema.names).cast(schema))
+        result.files[game] = writer.close()

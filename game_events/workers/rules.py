@@ -1,7 +1,4 @@
-"""Rules applied to rows by workers: Spark's plan has decided which rules a row violates, workers keep, drop or reject it.
-
-Rows of bronze's files that violate rules, as workers get them that read the files (`find_violations` finds them).
-"""
+"""Rules applied to rows by workers: Spark's plan has decided which rules a row violates, workers keep, drop or reject it."""
 
 from __future__ import annotations
 
@@ -15,14 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.lakehouse.data.columns import (
-    BRONZE_ONLY,
-    HEADERS,
-    OWN_COLUMNS,
-    QUARANTINE_COLUMNS,
-    TIME,
-    none_if_empty,
-)
+from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, OWN_COLUMNS, QUARANTINE_COLUMNS, TIME, none_if_empty
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.rules import Action, Rule, RuleLayer
@@ -31,12 +21,10 @@ from game_events.workers.results import RuleCounts
 #: Rules of one bigint of bits; the sign stays unused.
 BITS = 62
 
-DISPOSITION = "_disposition"
-
 #: Whether a row only has the results of rules, and is not written.
 RULE_RESULT = "_apart"
 
-
+DISPOSITION = "_disposition"
 #: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
 #: already; in the table although quarantine has it as rejected.
 KEEP = 0
@@ -48,10 +36,7 @@ READMIT = 4
 
 @dataclass(frozen=True)
 class RuleColumns:
-    """The rules of one layer, in the order they were declared: rule n is bit n.
-
-    `game_column`: column of the rows that names the game.
-    """
+    """The rules of one layer, in the order they were declared: rule n is bit n. `game_column` names the game."""
 
     rules: tuple[Rule, ...]
     game_column: str
@@ -93,10 +78,8 @@ class RuleOutcome:
     """Configuration of an `OutcomeWriter`; picklable.
 
     Attributes:
-        rules: those that were evaluated on the rows.
         has_disposition: rows have a disposition (silver); else all are kept.
         quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
-        run_id: the run that rejects them.
         apart: rows with `RULE_RESULT` have the results of rules, the others are written.
     """
 
@@ -110,16 +93,12 @@ class RuleOutcome:
     def columns(self) -> list[str]:
         """Columns of the rows besides those of the table."""
         heavy = BRONZE_ONLY if self.quarantine is not None else ()
-        return [
-            *self.rules.names,
-            *([DISPOSITION] if self.has_disposition else []),
-            *heavy,
-            *([RULE_RESULT] if self.apart else []),
-        ]
+        disposition = [DISPOSITION] if self.has_disposition else []
+        return [*self.rules.names, *disposition, *heavy, *([RULE_RESULT] if self.apart else [])]
 
 
 class OutcomeWriter:
-    """One worker's pass."""
+    """What one worker makes of rows with the results of rules."""
 
     def __init__(self, task: RuleOutcome) -> None:
         self._task = task
@@ -212,12 +191,10 @@ ROW = "_row"
 
 @dataclass(frozen=True)
 class Violations:
-    """The rows that violate rules; picklable.
+    """The rows of bronze's files that violate rules (`quality.find_violations`), and what is done with them; picklable.
 
-    Attributes:
-        outcome: what is done with them.
-        files: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, and the
-            bits of the rules. A file without any is left out.
+    `files`: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, and the bits
+    of the rules. A file without any is left out.
     """
 
     outcome: RuleOutcome
@@ -226,7 +203,9 @@ class Violations:
     def of_file(self, path: str) -> pa.Table:
         """A file's violating rows."""
         data = self.files.get(path)
-        return _read(data) if data is not None else bits_schema(self.outcome.rules).empty_table()
+        if data is None:
+            return bits_schema(self.outcome.rules).empty_table()
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all().combine_chunks()
 
     def schema(self, columns: pa.Schema, of_file: pa.Table) -> pa.Schema:
         """Columns to read of a file: those of the table, and bronze's own if rows are rejected."""
@@ -272,7 +251,3 @@ def _only(rows: pa.Table, places: npt.NDArray[np.int64]) -> dict[str, pa.Array |
 def bits_schema(rules: RuleColumns) -> pa.Schema:
     """Columns of a file's violating rows."""
     return pa.schema([(name, pa.int64()) for name in (ROW, *rules.names)])
-
-
-def _read(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(data)).read_all().combine_chunks()

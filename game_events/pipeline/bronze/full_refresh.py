@@ -27,9 +27,8 @@ from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table, travelling
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, Table, names_of
-from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch
+from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch, stage_micro_batch
 from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown
-from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info
 from game_events.pipeline.quarantine import ResetList, finish_reset, forget, is_finished, is_noted, keep, note_replay, sweep

@@ -3,25 +3,52 @@
 Guarantee: every record of a committed micro-batch is in exactly one of the two tables, once, through any crash and beside any
 concurrent run; those of erased people are in neither, and counted. Each commit sets the next offset of every partition
 that it read, and fails unless these offsets are still the start of its micro-batch.
+
+Spark gets the numbers of the tasks only: its workers read the records themselves (`sources.source.Reading`), decode them and
+write files. Records that crash a worker, each by itself, are searched for: they go to quarantine without being decoded.
+
+Undecodable records are committed to quarantine before bronze's commit. Two tables have two commits, and two runs may read the
+same records and know different schemas. So a micro-batch with undecodable records is announced in bronze first
+(`quarantine_begun`): bronze commits that were planned before the announcement fail. A run that plans after it, while the
+announced micro-batch is not in bronze, cannot know whether the other run is still at work: it makes an announcement and a
+commit to quarantine of its own, even without a row, so both commits of the other run fail.
 """
 
+import logging
+import math
 import time
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import Txn, counter, txns
-from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
+from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit, without_rows
+from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.data.columns import (
+    COORDINATES,
+    FIRST_MESSAGE,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    QUARANTINE_DESCRIPTION,
+    bronze_schema,
+    column_map,
+)
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.storage import refuse_unsafe_store
-from game_events.lakehouse.tables import Layer, names_of
+from game_events.lakehouse.tables import Layer, Table, names_of, table_id, version_of
 from game_events.pipeline.bronze.offsets import (
     OffsetPlan,
     all_there_is,
@@ -33,19 +60,32 @@ from game_events.pipeline.bronze.offsets import (
     starting_point,
     went_meanwhile,
 )
-from game_events.pipeline.bronze.staging import commit_undecodable, decided_on, stage_micro_batch
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.fanout import OnePass
-from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity
+from game_events.pipeline.hooks import record_filter
+from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity, next_offsets
 from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.sources.source import Gap, MicroBatch, SourceSnapshot
+from game_events.sources.source import Gap, MicroBatch, Offsets, Partition, SourceSnapshot
+from game_events.spark.failures import (
+    DEATHS_ALONE,
+    NOTHING_COMMITTED,
+    WorkerCrashError,
+    crashes_explained,
+    named,
+    worker_errors_named,
+)
+from game_events.workers.decode import BronzeTask, DecodeJob
+from game_events.workers.job import task_numbers
 from game_events.workers.results import StagedRows
+
+log = logging.getLogger(__name__)
 
 #: Records that a notice names.
 EXAMPLES = 5
+
 #: Bronze and, if it exists, quarantine, in versions that lack no row.
 Tables = tuple[DeltaTable, DeltaTable | None]
 
@@ -65,7 +105,11 @@ def load_bronze(
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
-    _prepare(pipeline, target, report)
+    if intact_tables(pipeline, report) is None:
+        _create(pipeline, target, report)
+    finish_reset(pipeline, report)
+    for subject in pipeline.source.subjects(target.latest):
+        pipeline.catalog.ids_of(subject)
     failures = 0
     while True:
         # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
@@ -82,7 +126,9 @@ def load_bronze(
             _commit_micro_batch(pipeline, tables, plan, plan.micro_batch, report, one_pass)
         except (ConflictError, PySparkException, Py4JJavaError) as error:
             failures += 1
-            if failures >= ATTEMPTS or not _is_planned_again(pipeline, plan.micro_batch, error):
+            # Spark refuses to read fewer records than planned.
+            is_outdated = isinstance(error, ConflictError) or went_meanwhile(pipeline, plan.micro_batch)
+            if failures >= ATTEMPTS or not is_outdated:
                 raise
             continue
         if max_commits is not None and len(report.batches) >= max_commits:
@@ -92,22 +138,7 @@ def load_bronze(
     return max([counter(tables[0], Txn.BATCH), *report.batches])
 
 
-def _prepare(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
-    """Create bronze if there is none, finish what an earlier run began, and ask the registry for the subjects' versions."""
-    if intact_tables(pipeline, report) is None:
-        _create(pipeline, now, report)
-    finish_reset(pipeline, report)
-    for subject in pipeline.source.subjects(now.latest):
-        pipeline.catalog.ids_of(subject)
-
-
-def _is_planned_again(pipeline: Pipeline, part: MicroBatch, error: Exception) -> bool:
-    """Whether a failed micro-batch is planned again: Spark refuses to read fewer records than planned."""
-    return isinstance(error, ConflictError) or went_meanwhile(pipeline, part)
-
-
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
-    """Create bronze with the offsets that it starts from."""
     refuse_unsafe_store(pipeline.lakehouse.root, pipeline.lakehouse.options)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
@@ -168,7 +199,12 @@ def _commit_micro_batch(
         one_pass.committed(staged.bronze)
     failpoints.reach("bronze_committed")
     report_batch(pipeline, report, known, planned, landed, staged)
-    _report_part(report, part, staged)
+    report.add_read(part.start, part.end, part.unit)
+    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
+    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    report.warn(*incomplete_records(staged))
+    report.add_rejected(staged.reasons)
+    report.arrived(staged.arrivals)
 
 
 def _planned(
@@ -197,16 +233,6 @@ def _planned(
     read = {partition: (part.start[partition], end) for partition, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     return commit_of(pipeline, bronze, staged, expected, advance, info)
-
-
-def _report_part(report: RunReport, part: MicroBatch, staged: StagedRows) -> None:
-    """Report what was read of the source, and what is not in bronze of it."""
-    report.add_read(part.start, part.end, part.unit)
-    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
-    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-    report.warn(*incomplete_records(staged))
-    report.add_rejected(staged.reasons)
-    report.arrived(staged.arrivals)
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> None:
@@ -258,10 +284,7 @@ def report_batch(
 
 
 def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> None:
-    """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze.
-
-    If the broker refuses these offsets, the run continues.
-    """
+    """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze."""
     source = pipeline.source
     group = pipeline.settings.consumer_group
     offsets = plan.reached | plan.ends
@@ -273,3 +296,270 @@ def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> N
             source.commit_group_offsets(group, offsets)
         except GameEventsError as error:
             report.warn(f"offsets of consumer group {group} were not committed: {error}")
+
+
+#: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.
+MAX_DEATHS = 60
+
+#: Partition and offset of a record that crashes a worker -> detail for quarantine.
+Deadly = Mapping[tuple[Partition, int], str]
+
+
+def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:
+    """Find the records of a crashed micro-batch that each crash a worker by themselves, twice.
+
+    `error`: the crash; `attempt`: decodes a part of the micro-batch and keeps nothing.
+
+    Raises:
+        WorkerCrashError: `error`: nothing of the micro-batch can be decoded, so its records are not the cause; or workers crash
+            over too many.
+    """
+    deadly: dict[tuple[Partition, int], str] = {}
+    waiting = deque(_halves(part))
+    alone = Counter[tuple[Partition, int]]()
+    crashes = 1
+    decoded = 0
+    while waiting:
+        some = waiting.popleft()
+        try:
+            attempt(some)
+            decoded += some.records
+        except WorkerCrashError as died:
+            crashes += 1
+            if crashes >= MAX_DEATHS:
+                raise error from None
+            if some.records > 1:
+                waiting.extend(_halves(some))
+                continue
+            ((partition, offset),) = some.start.items()
+            alone[partition, offset] += 1
+            if alone[partition, offset] < DEATHS_ALONE:
+                waiting.append(some)
+            else:
+                deadly[partition, offset] = (
+                    f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
+                )
+    if not decoded:
+        raise error
+    return deadly
+
+
+def _halves(part: MicroBatch) -> list[MicroBatch]:
+    room = (part.records + 1) // 2
+    middle: Offsets = {}
+    for partition, start in part.start.items():
+        middle[partition] = min(part.end[partition], start + room)
+        room -= middle[partition] - start
+    return [half for half in (_between(part, part.start, middle), _between(part, middle, part.end)) if half.start]
+
+
+def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
+    partitions = [partition for partition in part.start if start[partition] < end[partition]]
+    return replace(part, start={p: start[p] for p in partitions}, end={p: end[p] for p in partitions}, gaps=())
+
+
+#: (topic id, partition) -> offsets of records that quarantine holds already.
+Decided = Mapping[tuple[str, int], frozenset[int]]
+
+
+def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) -> Decided:
+    """Records of the micro-batch that quarantine holds already: only after a crash between its commit and bronze's.
+
+    `quarantine` was opened after the version of bronze that the micro-batch is planned from.
+    """
+    until = next_offsets(quarantine, part.end)
+    ahead = [partition for partition in part.end if until.get(partition, 0) > part.start[partition]]
+    if quarantine is None or not ahead:
+        return {}
+    rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
+    rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
+    # Other offsets are no records': then all that quarantine holds was decided.
+    first = {(p.topic_id, p.number): part.start[p] for p in ahead if p.has_record_offsets}
+    others: float = 0
+    if len(first) == len(ahead):
+        others = math.inf
+        topic_ids = rows.column("_kafka_topic_id")
+        rows = rows.filter(pc.is_in(topic_ids, value_set=pa.array([topic_id for topic_id, _ in first], topic_ids.type)))
+    decided = defaultdict[tuple[str, int], set[int]](set)
+    for topic_id, number, offset in zip(*(rows.column(name).to_pylist() for name in COORDINATES), strict=True):
+        if offset >= first.get((topic_id, number), others):
+            decided[topic_id, number].add(offset)
+    return {partition: frozenset(offsets) for partition, offsets in decided.items()}
+
+
+def commit_undecodable(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    quarantine: DeltaTable | None,
+    part: MicroBatch,
+    staged: StagedRows,
+    report: RunReport,
+) -> int:
+    """Announce a micro-batch in bronze, then commit its undecodable records to quarantine; perhaps without a row.
+
+    Returns the announcement's number, which the micro-batch's commit to bronze compares.
+
+    Raises:
+        ConflictError: a concurrent run's micro-batch was first, or an erasure ran since `bronze` was opened; the files of both
+            tables are deleted.
+    """
+    begun = _announce(pipeline, bronze, part, staged)
+    failpoints.reach("quarantine_announced")
+    until = next_offsets(quarantine, part.end)
+    app = Txn.MICRO_BATCHES
+    plan = Commit(
+        pipeline.quarantine,
+        QUARANTINE_COLUMNS,
+        staged.quarantine,
+        expect_transactions={p.app: until.get(p) for p in part.end} | {app: txn(quarantine, app)},
+        set_transactions={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()}
+        | {app: counter(quarantine, app) + 1},
+        table_id=table_id(quarantine),
+        from_version=version_of(quarantine),
+        info={"run_id": pipeline.run_id},
+        description=QUARANTINE_DESCRIPTION,
+    )
+    try:
+        landed = commit(plan)
+    except ConflictError:
+        discard(pipeline.bronze, staged.bronze)
+        raise
+    pipeline.tables.publish(pipeline.quarantine, landed.handle)
+    if staged.quarantine:
+        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, counter(bronze, Txn.BATCH) + 1)
+    failpoints.reach("quarantine_committed")
+    return begun
+
+
+def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StagedRows) -> int:
+    """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more."""
+    before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
+    number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1
+    # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
+    advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
+    try:
+        info = {"run_id": pipeline.run_id}
+        expected = before | txns(bronze, [Txn.ERASURES])
+        commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
+    except GameEventsError:
+        staged.discard(pipeline.bronze, pipeline.quarantine)
+        raise
+    return number
+
+
+Job = TypeVar("Job", bound=DecodeJob)
+
+
+def stage_micro_batch(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    columns: ColumnMap,
+    part: MicroBatch,
+    batch: int,
+    decided: Decided,
+    one_pass: OnePass | None = None,
+) -> StagedRows:
+    """Decode a micro-batch and write its files; `one_pass` gets silver's files of the same rows, where the workers write them.
+
+    `bronze`: the version with the `erasures` that the commit compares; the list of erased people is read after it.
+    `batch`: the number of its rows. `decided`: records that are left out, as quarantine holds them.
+
+    Raises:
+        ConflictError: a topic was recreated meanwhile, or records expired; the files are deleted.
+        WorkerCrashError: as `deadly_records`; or workers crash over no record in particular.
+    """
+    if part.records <= sum(gap.is_planned for gap in part.gaps):  # it only skips a gap
+        return StagedRows()
+    source = pipeline.source
+    catalog = pipeline.catalog
+    catalog.offer(source.schemas())
+    # Types to plan for before the first record.
+    expected = source.expected_types()
+    expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
+    keep_raw = pipeline.settings.keep_raw == "all"
+    filtered = record_filter(pipeline, bronze)
+    tables = (pipeline.bronze, pipeline.quarantine)
+    job = BronzeTask(*tables, DecodePlan(), source.reading(part), batch, pipeline.run_id, keep_raw, decided, filtered)
+
+    def decoded(some: MicroBatch, task: BronzeTask) -> tuple[BronzeTask, StagedRows]:
+        ranges = named([f"{partition} {some.start[partition]} to {end - 1}" for partition, end in sorted(some.end.items())])
+        with crashes_explained(f" over {ranges}"), worker_errors_named():
+            numbers = task_numbers(pipeline.spark, task.reading.tasks)
+            return run_decode_job(pipeline, task, numbers, columns, expected)
+
+    def spared(some: MicroBatch, deadly: Deadly) -> StagedRows:
+        """With as little memory as possible; `deadly`: records that are quarantined without being decoded."""
+        details = {(partition.topic_id, partition.number, offset): detail for (partition, offset), detail in deadly.items()}
+        return decoded(some, replace(job, reading=source.reading(some).sparing(), deadly=details))[1]
+
+    try:
+        planned = one_pass.plan(pipeline, bronze, job.reading.tasks) if one_pass is not None else None
+        done, staged = decoded(part, replace(job, one_pass=planned))
+        if one_pass is not None:
+            one_pass.staged(done.fan_out, staged.silver)
+    except WorkerCrashError as error:
+        if not source.one_by_one:
+            raise
+        staged = _isolated(pipeline, part, error, spared)
+    other = source.changed(part)
+    if other is not None:
+        staged.discard(pipeline.bronze, pipeline.quarantine)
+        raise ConflictError(f"{other}. Nothing of it was kept")
+    return staged
+
+
+def _isolated(
+    pipeline: Pipeline, part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch, Deadly], StagedRows]
+) -> StagedRows:
+    """Decode a micro-batch over which a worker crashed; without the records that crash it if it crashes again."""
+    pipeline.on_progress(f"bronze: {error}. The micro-batch is tried again, then its halves")
+    try:
+        return attempt(part, {})
+    except WorkerCrashError as again:
+
+        def decode(some: MicroBatch) -> None:
+            attempt(some, {}).discard(pipeline.bronze, pipeline.quarantine)
+
+        return attempt(part, deadly_records(part, again, decode))
+
+
+def run_decode_job(
+    pipeline: Pipeline, job: Job, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
+) -> tuple[Job, StagedRows]:
+    """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
+
+    Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
+    commit gives the table the columns of the types that occurred.
+
+    `rows`: numbers of tasks, or stored rows. `wanted`: types to plan for at once; those that this process met are added.
+    Returns the job with the plan of the last attempt, too.
+
+    Raises:
+        TransientError: a type's schema is not archived and the registry does not answer.
+    """
+    catalog = pipeline.catalog
+    planned = set(wanted) | catalog.met_types() | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
+    room = catalog.max_unknown_ids
+    rest = None
+    while True:
+        job = replace(job, plan=catalog.plan(columns, planned, rest))
+        staged = StagedRows.sum(job.collect(rows))
+        catalog.offer(staged.schemas)
+        new = staged.unknown - planned
+        if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
+            return job, staged
+        job.discard(staged)
+        asked, missed = catalog.look_up(new, room)
+        room -= missed
+        if asked < new:
+            log.warning("schema_ids_not_asked=%d limit=%d", len(new - asked), catalog.max_unknown_ids)
+            rest = f"the registry was not asked: it does not know more than {catalog.max_unknown_ids:,} ids of one micro-batch"
+            rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
+        planned = planned | asked if new else {*staged.types, *staged.undecoded}
+
+
+def _same_columns(planned: ColumnMap, occurred: ColumnMap) -> bool:
+    """Whether no column of the plan depends on a type that did not occur."""
+    return dict(planned.columns) == dict(occurred.columns) and all(
+        planned.names.get(key) == name for key, name in occurred.names.items()
+    )

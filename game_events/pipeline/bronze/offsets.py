@@ -2,11 +2,8 @@
 
 Guarantee: before records that are gone and that bronze has not read (a gap) the run stops, or it continues and reports the gap,
 by a setting. With `record_gap` the commit that skips the offsets has them in its information, and fails unless bronze's offset
-is still the start of the gap. A log that lost its newest records stops the run always.
-
-Changes of the set of topics: new, recreated and deleted ones.
-
-Guarantee: a new topic is read from its first offset; a deleted one is a gap like any other, never silent.
+is still the start of the gap. A log that lost its newest records stops the run always. A new topic is read from its first
+offset; a deleted one is a gap like any other, never silent.
 """
 
 from __future__ import annotations
@@ -19,19 +16,12 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import SETTING, Settings
 from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.tables import QUARANTINE, is_silver
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import bronze_commit, next_offsets, offsets_of, topic_id_read
 from game_events.sources.factory import class_of, kind_of
-from game_events.sources.source import (
-    Gap,
-    MicroBatch,
-    Offsets,
-    Partition,
-    Source,
-    SourceSnapshot,
-    plan_micro_batch,
-)
+from game_events.sources.source import Gap, MicroBatch, Offsets, Partition, Source, SourceSnapshot, plan_micro_batch
 
 #: Newest commits that are searched for one that names the topics: nearly always one small file is read.
 HISTORY = (1, 8, 100)
@@ -60,35 +50,25 @@ class Changes:
         return bool(self.settle or self.gaps)
 
 
-def _new_topics(now: SourceSnapshot, reached: Offsets) -> dict[tuple[str, str, str], list[Partition]]:
-    """Topics that bronze has not read -> their partitions."""
-    read = {_topic_of(partition) for partition in reached}
-    return {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
-
-
 def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
-    new = _new_topics(now, reached)
+    read = {_topic_of(partition) for partition in reached}
+    new = {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
         _refuse_another_source(known, now)
-    difference = Changes(start=_newly_assigned(settings, now, reached))
+    difference = Changes()
+    if settings.kafka_assign:
+        # Partitions of known topics that the settings did not assign before; without the setting an added one is read from 0.
+        added = (partition for partition in now.latest.keys() - reached.keys() if _topic_of(partition) in read)
+        difference.start = {partition: now.earliest[partition] for partition in added}
     for topic, partitions in new.items():
         _note_new(difference, handle, now, known, topic, partitions)
     for name in sorted(known.keys() - {partition.topic for partition in now.latest}):
         if source.wants(name):
             difference.gaps += _rest(handle, name, known[name].topic_id)
     return difference
-
-
-def _newly_assigned(settings: Settings, now: SourceSnapshot, reached: Offsets) -> Offsets:
-    """First offsets of partitions of known topics that the settings did not assign before; an added one is read from 0."""
-    if not settings.kafka_assign:
-        return {}
-    read = {_topic_of(partition) for partition in reached}
-    added = now.latest.keys() - reached.keys()
-    return {partition: now.earliest[partition] for partition in added if _topic_of(partition) in read}
 
 
 def _note_new(
@@ -113,19 +93,13 @@ def _note_new(
 
 
 def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) -> None:
-    """Refuse a topic beside a table that was made from it: bronze would have the records twice.
-
-    Raises:
-        ConfigurationError: the settings name another table than bronze was made from, or a table instead of topics.
-        DataError: the table has other rows than those that bronze was made from.
-    """
+    """Refuse a topic beside a table that was made from it: bronze would have the records twice."""
     before = _ids(known.values())
     alone = _ids(partition for partition in now.latest if kind_of(partition.kind).alone)
     if not alone and not any(kind_of(kind).alone for kind, _ in before):
         return
     if alone.keys() != before.keys():
-        was = _names(before)
-        named = _names(_ids(now.latest))
+        was, named = (", ".join(sorted({name for _, name in ids})) for ids in (before, _ids(now.latest)))
         raise ConfigurationError(
             f"bronze_events was made from {was}, and the settings name {named}: one bronze has one source. Set "
             "GAME_EVENTS_LAKEHOUSE to another folder, or GAME_EVENTS_SOURCE_TABLE and the topics back"
@@ -139,10 +113,6 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
         )
 
 
-def _names(ids: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(sorted({name for _, name in ids}))
-
-
 def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
     """(Kind, topic) -> id."""
     return {(partition.kind, partition.topic): partition.topic_id for partition in partitions}
@@ -150,12 +120,8 @@ def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
 
 def topics_known(handle: DeltaTable) -> Mapping[str, Partition]:
     """Topic -> one of its partitions, by the information of bronze's newest commit that names topics; empty if none is left."""
-    for limit in HISTORY:
-        for entry in handle.history(limit):
-            note = bronze_commit(entry)
-            if note is not None and note.known:
-                return note.known
-    return {}
+    commits = (bronze_commit(entry) for limit in HISTORY for entry in handle.history(limit))
+    return next((commit.known for commit in commits if commit is not None and commit.known), {})
 
 
 def _topic_of(partition: Partition) -> tuple[str, str, str]:
@@ -163,7 +129,6 @@ def _topic_of(partition: Partition) -> tuple[str, str, str]:
 
 
 def _rest(handle: DeltaTable, topic: str, topic_id: str, partitions: list[Partition] | None = None) -> list[Gap]:
-    """Gaps for the offsets of a deleted topic after those that bronze has read."""
     reached = offsets_of(handle, topic, topic_id, (partition.number for partition in partitions or ()))
     return [Gap(topic, topic_id, partition.number, offset, None) for partition, offset in reached.items()]
 
@@ -203,8 +168,7 @@ class OffsetPlan:
         micro-batch at most; None: the source's limit.
 
         Raises:
-            DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest
-                records.
+            DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest ones.
         """
         source = pipeline.source
         settings = pipeline.settings
@@ -220,7 +184,10 @@ class OffsetPlan:
         if difference.anything:
             # Even without a record to read: bronze learns of the change by the commit.
             batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | difference.start, unit=now.unit)
-            batch = _with_changes(batch, difference)
+            settled = {partition: batch.reached[partition] for partition in difference.settle if partition not in batch.end}
+            gaps = (*difference.gaps, *batch.gaps)
+            joined = tuple(difference.joined)
+            batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=joined)
         if batch is not None:
             batch = replace(batch, gaps=(*batch.gaps, *source.missing(batch)))
             refuse_unless_recorded(settings, batch.gaps, now)
@@ -240,18 +207,6 @@ class OffsetPlan:
         if self.micro_batch is not None:
             return self.micro_batch.lag
         return {p: max(0, self.now.latest[p] - offset) // self.now.unit for p, offset in self.reached.items()}
-
-
-def _with_changes(batch: MicroBatch, difference: Changes) -> MicroBatch:
-    """The micro-batch that also records changes of the topics."""
-    settled = {partition: batch.reached[partition] for partition in difference.settle if partition not in batch.end}
-    return replace(
-        batch,
-        start=batch.start | settled,
-        end=batch.end | settled,
-        gaps=(*difference.gaps, *batch.gaps),
-        joined=tuple(difference.joined),
-    )
 
 
 def epochs_noted(now: SourceSnapshot, partitions: Iterable[Partition]) -> dict[str, int]:
@@ -277,11 +232,8 @@ def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reac
         DataError: a partition's log was cut below bronze's offset, and is longer by now.
         ConfigurationError, TransientError: the broker refuses or does not answer.
     """
-    known: Offsets = {}
-    for partition in reached.keys() & now.epochs.keys():
-        epoch = bronze.transaction_version(partition.epoch_app)
-        if epoch is not None:
-            known[partition] = int(epoch)
+    read = {partition: txn(bronze, partition.epoch_app) for partition in reached.keys() & now.epochs.keys()}
+    known = {partition: epoch for partition, epoch in read.items() if epoch is not None}
     changed = {partition: reached[partition] for partition, epoch in known.items() if now.epochs[partition] > epoch}
     if not changed:
         return
@@ -358,13 +310,6 @@ def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ..
     return gaps
 
 
-def _recreated(gaps: tuple[Gap, ...], now: SourceSnapshot) -> str:
-    """Sentences about topics that were deleted and are there again."""
-    gone = {gap.topic for gap in gaps if gap.end is None}
-    ids = sorted({(partition.topic, partition.topic_id) for partition in now.latest if partition.topic in gone})
-    return "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
-
-
 def refuse_unless_recorded(
     settings: Settings, gaps: tuple[Gap, ...], now: SourceSnapshot | None, what: str = "records are gone"
 ) -> None:
@@ -372,7 +317,10 @@ def refuse_unless_recorded(
     if not gaps or settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
-    again = _recreated(gaps, now) if now is not None else ""
+    gone = {gap.topic for gap in gaps if gap.end is None}
+    there = now.latest if now is not None else {}
+    ids = sorted({(partition.topic, partition.topic_id) for partition in there if partition.topic in gone})
+    again = "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
     raise DataError(
         f"{what} that {settings.source_holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
         f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
@@ -386,10 +334,7 @@ def loss_messages(gaps: tuple[Gap, ...]) -> list[str]:
 
 
 def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
-    """Whether a micro-batch cannot be read as planned any more: its first records expired, or the topic was recreated.
-
-    Raises as `Source.snapshot`: the topic is gone, or the broker does not answer.
-    """
+    """Whether a micro-batch cannot be read as planned any more: its first records expired, or the topic was recreated."""
     if pipeline.source.changed(part) is not None:
         return True
     now = pipeline.source.snapshot()

@@ -23,7 +23,7 @@ from game_events.lakehouse.data.spark_files import read_files, read_table, spark
 from game_events.lakehouse.system_tables import CountedRows, GameRows, Progress
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.silver.admission import readmitted_rows
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,11 @@
 """Execution of gold's plans: one Spark job aggregates the rows of all games and writes each game's files. Commits nothing.
 
-Silver's new rows, for gold: Spark reads large files; small ones are read by its workers, with Arrow.
+Large files of silver are read by Spark, small ones by its workers: Spark spends some 3 ms of processor time on opening a file,
+Arrow less than 1 ms; but rows that a worker has read must be sent to the JVM. Games with news have one small file each, mostly.
 
-Spark spends some 3 ms of processor time on opening a file, Arrow less than 1 ms; but rows that a worker has read must be sent
-to the JVM. Games with news have one small file each, mostly.
-
-Gold from partial rows: workers merge them with the old rows of each game, by Arrow, and write the new files.
-
-For games whose new silver rows were aggregated when bronze's workers wrote them (`OnePass`): no row of silver is read, and
-Spark plans no SQL. The rows are the same as those of `execute`, which does the work in every other case.
+Where silver's new rows were aggregated when bronze's workers wrote them (`OnePass`), workers merge these partial rows with the
+old rows of each game by Arrow: no row of silver is read, and Spark plans no SQL. The rows are the same as those of `execute`,
+which does the work in every other case.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DecimalType, StructField, StructType
+from pyspark.sql.types import DecimalType, StructField, StructType
 
 from game_events.config.names import columns_in, words
 from game_events.errors import QUOTED, ExtensionError, GameEventsError, first_line
@@ -43,7 +40,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass, write_game_files
 from game_events.pipeline.gold import plan
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commented, has_shipped_columns, silver_columns
-from game_events.pipeline.quality.rules import out_of_stack, require_valid, violated
+from game_events.pipeline.quality import out_of_stack, require_valid, violated
 from game_events.pipeline.silver.stage import run_time_failure
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
@@ -51,10 +48,9 @@ from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
 from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
 from game_events.workers.fanout import FanOut
-from game_events.workers.gold import COUNT, FIRST, KEY, LAST, GoldMerge
 from game_events.workers.job import task_numbers
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import FileRows, OldRows
+from game_events.workers.rows import COUNT, FIRST, KEY, LAST, FileRows, GoldMerge, OldRows
 from game_events.workers.rules import RuleColumns, RuleOutcome
 
 log = logging.getLogger(__name__)
@@ -129,7 +125,6 @@ def _explained(run: GoldRun, plans: Mapping[str, GamePlan], rules: RuleColumns, 
 
 
 def _refuse_other_games(run: GoldRun, plans: Mapping[str, GamePlan], task: FanOut, result: FanOutResult) -> None:
-    """Refuse rows of games that the aggregate was not given; the files are deleted."""
     refused = {name or "NULL" for names in result.refused.values() for name in names}
     strange = (set(result.files) - set(plans)) | refused
     if not strange:
@@ -147,67 +142,56 @@ def _aggregated(
     Measures of new rows are merged with gold's of the same keys; an aggregate's function gets all rows of the changed keys.
     `few`: one task reads new rows. `has_rules`: rules are evaluated on the rows, so only those that change may be among them.
     """
+    aggregate = run.aggregate
     columns, clashes = _columns(run.pipeline, (plan.silver for plan in plans.values()))
     try:
         rows = _new_aggregates(run, plans, columns, few=few)
-        schema = arrow_schema(rows.drop(GAME), run.aggregate)
-        old = _old_rows(run, plans, schema, has_rules=has_rules)
-        if old is None:
+        schema = arrow_schema(rows.drop(GAME), aggregate)
+        selected = {game: plan.old for game, plan in plans.items() if plan.old.files}
+        if not selected:
             return rows, schema, None
-        if run.aggregate.mode == "merge":
-            rows = _merged(run.aggregate, rows, old.added_to(_by_game(rows, tasks)))
-        return rows, schema, old.without_small()
+        small = [game for game, old in selected.items() if old.rows_known and old.rows <= SMALL_GAME_ROWS]
+        as_whole = frozenset(small if aggregate.mode == "merge" and not has_rules else ())
+        files = {game: old.paths for game, old in selected.items()}
+        kept = OldRows(run.pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, as_whole)
+        if aggregate.mode == "merge":
+            rows = _merged(aggregate, rows, kept.added_to(_by_game(rows, tasks)))
+        return rows, schema, kept.without_small()
     except ExtensionError:
         raise
     except Exception as error:
         if is_session_lost(error):
             raise
-        raise _misfit(run, columns, clashes, error) from error
+        unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
+        reason = next((line for line in str(error).splitlines() if line.strip()), "").split(" SQLSTATE")[0]
+        names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
+        what = f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason}"
+        raise ExtensionError(what) from error
 
 
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
-    """The aggregate of silver's new rows, or of all rows with their keys."""
     aggregate = run.aggregate
     if aggregate.mode != "merge":
-        return _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
+        rows = aggregate.function(_rows_of_changed_keys(run, plans, columns, few=few)) if aggregate.function else None
+        if not isinstance(rows, DataFrame):
+            raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")
+        _require_columns(aggregate, rows)
+        return rows
     needed = columns_of_measures(aggregate, columns.names)
     silver = new_rows(run.pipeline, plans, columns, few=few, needed=needed)
     measures = [_named(measure.sql, column) for column, measure in aggregate.measures.items()]
     return silver.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*measures)
 
 
-def _old_rows(run: GoldRun, plans: Mapping[str, GamePlan], schema: pa.Schema, *, has_rules: bool) -> OldRows | None:
-    """The rows of gold that are merged or kept; None: there are none."""
-    aggregate = run.aggregate
-    files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
-    if not files:
-        return None
-    small = frozenset[str]()
-    if aggregate.mode == "merge" and not has_rules:
-        small = frozenset(game for game in files if _is_small(plans[game].old))
-    return OldRows(run.pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, small)
-
-
 def _merged(aggregate: GoldAggregate, new: DataFrame, both: DataFrame) -> DataFrame:
-    """New and old rows with one row for each key."""
     types = {field.name: field.dataType for field in new.schema.fields}
-    measures = aggregate.measures.items()
-    merged = [_named(_of_type(measure.merged(column), types[column]), column) for column, measure in measures]
+    merged = []
+    for column, measure in aggregate.measures.items():
+        kind = types[column]
+        sql = measure.merged(column)
+        # With the type that it had before: a sum of decimals would get more digits with every merge.
+        merged.append(_named(f"CAST({sql} AS {kind.simpleString()})" if isinstance(kind, DecimalType) else sql, column))
     return both.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*merged)
-
-
-def _misfit(run: GoldRun, columns: StructType, clashes: Mapping[str, list[str]], error: Exception) -> ExtensionError:
-    """The error for an aggregate that does not fit silver's columns."""
-    unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
-    reason = next((line for line in str(error).splitlines() if line.strip()), "")
-    names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
-    return ExtensionError(
-        f"{run.aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
-    )
-
-
-def _is_small(old: FileSelection) -> bool:
-    return old.rows_known and old.rows <= SMALL_GAME_ROWS
 
 
 def _named(sql: str, column: str) -> Column:
@@ -215,36 +199,24 @@ def _named(sql: str, column: str) -> Column:
     return F.expr(f"({sql}\n) AS {quoted(column)}")  # a comment may end the expression
 
 
-def _of_type(merged: str, kind: DataType) -> str:
-    """A merged measure with the type that it had before: a sum of decimals would get more digits with every merge."""
-    return f"CAST({merged} AS {kind.simpleString()})" if isinstance(kind, DecimalType) else merged
-
-
 def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
-    """Silver's new rows and, where the plans name them, all other rows of the same keys; with `_game`."""
     some = {game: plan for game, plan in plans.items() if plan.same_keys is not None}
     every = {game: plan for game, plan in plans.items() if plan.same_keys is None}
     if not some:
         return new_rows(run.pipeline, every, columns, few=few)
-    rows = _rows_of_same_keys(run, some, columns, few=few)
-    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
-
-
-def _rows_of_same_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
-    """All rows of silver with the keys of new rows; with `_game`."""
     names = {column: f"_changed_{n}" for n, column in enumerate((GAME, *run.aggregate.keys))}
-    changed = new_rows(run.pipeline, plans, columns, few=few)
+    changed = new_rows(run.pipeline, some, columns, few=few)
     changed = changed.select(*(F.col(quoted(column)).alias(name) for column, name in names.items())).distinct()
-    uris = [uri for plan in plans.values() if plan.same_keys is not None for uri in plan.same_keys.files]
+    uris = [uri for plan in some.values() if plan.same_keys is not None for uri in plan.same_keys.files]
     rows = read_files(run.pipeline.spark, uris, columns)
     rows = rows.withColumn(GAME, F.col(quoted(run.pipeline.settings.entity_column)))
     # NULL is a key, too.
     same = reduce(and_, (F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in names.items()))
-    return rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
+    rows = rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
+    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
-    """The rows with all those of a game in one of so many tasks."""
     return rows.repartition(tasks, GAME) if tasks > 1 else rows.coalesce(1)
 
 
@@ -261,17 +233,7 @@ def _columns_as_json(table: DeltaTable) -> str:
     return sys.intern(json.dumps(json.loads(table.schema().to_json()), sort_keys=True))
 
 
-def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:
-    """The result of the aggregate's function."""
-    rows = aggregate.function(silver) if aggregate.function is not None else None
-    if not isinstance(rows, DataFrame):
-        raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")
-    _require_columns(aggregate, rows)
-    return rows
-
-
 def _require_columns(aggregate: GoldAggregate, rows: DataFrame) -> None:
-    """Refuse a function's rows without the game and the keys, or with columns that no table can have."""
     lost = [c for c in (GAME, *aggregate.keys) if c not in rows.columns]
     if lost:
         raise ExtensionError(
@@ -317,12 +279,11 @@ def new_rows(
     """
     spark = pipeline.spark
     entity = pipeline.settings.entity_column
-    files = {game: plan.new for game, plan in plans.items()}
     if needed is None:
-        rows = read_files(spark, _uris(files), columns)
+        rows = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
     else:
         columns = StructType([f for f in columns.fields if f.name in {*needed, entity, "_batch"}])
-        rows = _by_size_of_file(pipeline, files, columns, few=few)
+        rows = _by_size_of_file(pipeline, {game: plan.new for game, plan in plans.items()}, columns, few=few)
     if not all(plan.new.exact for plan in plans.values()):
         limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
         bounds = F.broadcast(spark.createDataFrame(limits))
@@ -331,12 +292,7 @@ def new_rows(
     return rows.coalesce(1) if few else rows
 
 
-def _uris(files: Mapping[str, FileSelection]) -> list[str]:
-    return [uri for of_game in files.values() for uri in of_game.files]
-
-
 def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], columns: StructType, *, few: bool) -> DataFrame:
-    """Rows of the games' files with these columns."""
     small: list[FilePart] = []
     large: list[str] = []
     count = 0
@@ -346,12 +302,11 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
         large += heavy.files
         count += light.rows
     if not small or (large and len(small) * OPEN_S - count * ROW_S < BOTH_S):
-        return read_files(pipeline.spark, _uris(files), columns)
+        return read_files(pipeline.spark, [uri for of_game in files.values() for uri in of_game.files], columns)
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
     schema = pa.schema(Schema.from_json(columns.json()))
     tasks = 1 if few else 1 + count // TASK_ROWS
-    read = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True)
-    rows = read.rows(pipeline.spark, columns)
+    rows = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True).rows(pipeline.spark, columns)
     return rows.union(read_files(pipeline.spark, large, columns)) if large else rows
 
 
@@ -399,7 +354,6 @@ def _fits(run: GoldRun, plan: GamePlan, rows: pa.Table) -> bool:
 
 
 def _schema(run: GoldRun, rows: pa.Table) -> pa.Schema:
-    """Gold's columns."""
     types = rows.schema
     own = [pa.field(run.pipeline.settings.key_column, types.field(KEY).type)]
     return pa.schema([*own, *(pa.field(name, types.field(part).type) for part, name in MEASURES.items())])
@@ -408,7 +362,6 @@ def _schema(run: GoldRun, rows: pa.Table) -> pa.Schema:
 def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], partials: Mapping[str, pa.Table]) -> Staged | None:
     """Write the files of these games, whose partial rows have the same types; None: the job failed, Spark's has to do it."""
     pipeline = run.pipeline
-    lakehouse = pipeline.lakehouse
     schema = _schema(run, next(iter(partials.values())))
     start = 0
     parts = dict[str, tuple[int, int]]()
@@ -417,9 +370,8 @@ def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], partials: Mappin
         start += rows.num_rows
     together = pa.concat_tables(partials.values()).rename_columns(schema.names).combine_chunks()
     files = {game: plans[game].old.paths for game in partials if plans[game].old.files}
-    old = OldRows(lakehouse, run.aggregate.name, GAME, run.aggregate.keys, schema, files)
-    old_rows = sum(plans[game].old.rows for game in partials)
-    tasks = 1 + old_rows // TASK_OLD_ROWS
+    old = OldRows(pipeline.lakehouse, run.aggregate.name, GAME, run.aggregate.keys, schema, files)
+    tasks = 1 + sum(plans[game].old.rows for game in partials) // TASK_OLD_ROWS
     largest_first = sorted(partials, key=lambda game: -plans[game].old.rows)
     job = GoldMerge(old, together, parts, dealt(largest_first, tasks))
     try:

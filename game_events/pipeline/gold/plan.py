@@ -3,9 +3,8 @@
 A refresh is `plan_games` (tables' logs), `execute.execute` (one Spark job, writes files), and a commit for each game
 (`commit_of`). Only plans go from one step to the next.
 
-Gold aggregates: the built-in one and custom ones, each with its own progress and interval.
-
-Detection of games without any key, or without any time, in their gold rows: reported, never silently NULL.
+Each aggregate, the built-in one and custom ones, has its own progress and interval. Games without any key, or without any time,
+in their gold rows are reported, never silently NULL.
 """
 
 import hashlib
@@ -116,20 +115,18 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
-    taken = txn(gold, silver_app(silver))
+    app = silver_app(silver)
+    taken = txn(gold, app)
     again = _is_made_again(run, gold, taken)
     if taken == batch and not again:
         return None
-    _require_columns(run, names_of(silver) | set(known))
+    settings = run.pipeline.settings
+    there = names_of(silver) | set(known)
+    missing = [repr(column) for column in (settings.key_column, settings.time_column) if column not in there]
+    if missing and has_shipped_columns(aggregate):  # Spark names those that custom aggregates lack
+        raise DataError(f"silver has no column {', '.join(missing)}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
     keys_are_nested = not (nested | _nested(silver)).isdisjoint(aggregate.keys)
     full = again or aggregate.mode == "recompute" or keys_are_nested
-    return _of_tables(run, game, silver, gold, batch, full=full)
-
-
-def _of_tables(run: GoldRun, game: str, silver: DeltaTable, gold: DeltaTable | None, batch: int, *, full: bool) -> GamePlan:
-    """The plan from these versions; `batch`: last bronze batch of silver's rows; `full`: all of them are aggregated."""
-    app = silver_app(silver)
-    taken = txn(gold, app)
     above = 0 if full else int(taken or 0)
     return GamePlan(
         game,
@@ -143,7 +140,7 @@ def _of_tables(run: GoldRun, game: str, silver: DeltaTable, gold: DeltaTable | N
         above=above,
         new=selection(silver, above),
         old=FileSelection("", ()) if gold is None or full else selection(gold),
-        same_keys=selection(silver) if run.aggregate.mode == "by_key" and not full else None,
+        same_keys=selection(silver) if aggregate.mode == "by_key" and not full else None,
     )
 
 
@@ -159,16 +156,7 @@ def _is_made_again(run: GoldRun, gold: DeltaTable | None, taken: int | None) -> 
     return run.full or taken is None or declared != definition or (gold is not None and restored(gold))
 
 
-def _require_columns(run: GoldRun, there: Collection[str]) -> None:
-    """Refuse a game without the columns of the key and the time; Spark names those that custom aggregates lack."""
-    settings = run.pipeline.settings
-    missing = [repr(column) for column in (settings.key_column, settings.time_column) if column not in there]
-    if missing and has_shipped_columns(run.aggregate):
-        raise DataError(f"silver has no column {', '.join(missing)}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
-
-
 def _nested(table: DeltaTable | None) -> frozenset[str]:
-    """Names of a table's nested columns."""
     return of_columns(table, _nested_names) if table is not None else frozenset()
 
 
@@ -179,15 +167,16 @@ def _nested_names(table: DeltaTable) -> frozenset[str]:
 def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> Commit:
     """The commit of a plan and its staged files: they replace the aggregate that the plan was made from.
 
-    Raises:
-        DataError: the aggregate gives other types than the table has; the files are deleted.
+    DataError: the aggregate gives other types than the table has; the files are deleted.
     """
     aggregate = run.aggregate
     gold = plan.gold
     table = run.pipeline.lakehouse.gold(plan.game, aggregate.name)
     declared = declared_in(gold, aggregate)
     definition = definition_for(gold, aggregate)
-    other = _changed_types(run, gold, schema)
+    # A declaration in code may change types unnoticed; a change of the setting asks for other columns, as a full refresh does.
+    asked = run.full or definition is None or (run.built_in and declared != definition)
+    other = [] if asked or gold is None else changed_types(gold, schema)
     if other:
         discard(table, files)
         raise DataError(
@@ -224,18 +213,6 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         info=info,
         description=f"{whose}: {aggregate.description}"[:1_000],
     )
-
-
-def _changed_types(run: GoldRun, gold: DeltaTable | None, schema: pa.Schema) -> list[str]:
-    """Columns that get another type unasked: a declaration in code may change types unnoticed.
-
-    A change of the setting asks for other columns, as a full refresh does.
-    """
-    definition = definition_for(gold, run.aggregate)
-    if gold is None or definition is None or run.full:
-        return []
-    asked = run.built_in and declared_in(gold, run.aggregate) != definition
-    return [] if asked else changed_types(gold, schema)
 
 
 def key_and_time(pipeline: Pipeline) -> StructType:
@@ -326,11 +303,7 @@ def expressions(settings: Settings) -> dict[str, str]:
 
 
 def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
-    """The built-in aggregate's columns for columns of silver, by analysis.
-
-    Raises:
-        ConfigurationError: an expression does not fit silver's columns.
-    """
+    """The built-in aggregate's columns, by analysis; ConfigurationError: an expression does not fit silver's columns."""
     empty = spark.createDataFrame([], silver)
     try:
         return _aggregated(empty, (settings.key_column,), expressions(settings)).schema
@@ -402,19 +375,14 @@ def null_notices(
         if not stats or any(of_file["nullCount"].get(column) != of_file["numRecords"] for of_file in stats):
             continue
         wanted = settings.key_column if column == settings.key_column else settings.time_column
-        others = _of_other_kinds(silver, wanted)
+        names = (field.name for field in silver.schema().fields)
+        others = sorted(name for name in names if name != wanted and is_of_any_kind(name, wanted))
         elsewhere = f" There are columns of other kinds: {', '.join(others)} (docs/decoding.md)." if others else ""
         sentences.append(
             f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "
             f"If its producers call it something else: {setting}"
         )
     return sentences
-
-
-def _of_other_kinds(silver: DeltaTable, wanted: str) -> list[str]:
-    """Columns of silver that have the values of a column in other types."""
-    names = (field.name for field in silver.schema().fields)
-    return sorted(name for name in names if name != wanted and is_of_any_kind(name, wanted))
 
 
 def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:

@@ -32,7 +32,7 @@ from game_events.pipeline.gold.plan import (
     player_agg,
     scope,
 )
-from game_events.pipeline.quality.rules import failed_rules
+from game_events.pipeline.quality import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.failures import run_with_bisection
@@ -52,10 +52,7 @@ def refresh_gold(
 
     `games`: only these; None: every game that changed since the last refresh, and the low watermark moves. `full`: recompute
     from all of silver. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the
-    next run tries again. `one_pass`: partial rows that this process holds.
-
-    Returns:
-        game -> why it failed.
+    next run tries again. `one_pass`: partial rows that this process holds. Returns game -> why it failed.
     """
     began = time.monotonic()
     not_replaced = not_replaced or {}
@@ -103,25 +100,18 @@ def refresh_own_gold(
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     postponed = []
-    for aggregate in _own_aggregates(pipeline, chosen):
+    for aggregate in pipeline.extensions.aggregates:
+        layer = aggregate.layer
+        if chosen is not None and layer not in chosen:
+            continue
         if ignore_intervals or due(aggregate, state):
-            games = (chosen or {}).get(aggregate.layer)
-            failed = (not_replaced or {}).get(aggregate.layer)
+            games = (chosen or {}).get(layer)
+            failed = (not_replaced or {}).get(layer)
             refresh_gold(pipeline, report, games, aggregate=aggregate, not_replaced=failed)
-        elif _has_pending(aggregate, state):
+        elif state.floor(layer) < state.floor(Layer.SILVER) or state.failed_in(layer):
             postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
     report.add(GoldResult(postponed=postponed))
-
-
-def _own_aggregates(pipeline: Pipeline, layers: Collection[str] | None) -> list[GoldAggregate]:
-    """The custom aggregates of these layers; None: all of them."""
-    return [own for own in pipeline.extensions.aggregates if layers is None or own.layer in layers]
-
-
-def _has_pending(aggregate: GoldAggregate, state: Progress) -> bool:
-    """Whether an aggregate lacks rows of silver."""
-    return state.floor(aggregate.layer) < state.floor(Layer.SILVER) or bool(state.failed_in(aggregate.layer))
 
 
 def _progress_of_all(
@@ -160,13 +150,12 @@ def _refresh(
 ) -> dict[str, str]:
     """Passes over the games until none lost a commit conflict, or attempts run out; returns failed game -> reason."""
     aggregate = run.aggregate
-    retry = {
-        game
-        for game in (_changed(run, state) if games is None else games)
-        if aggregate.applies_to(game) and game not in without
-    }
+    floor = state.floor(aggregate.layer)
     # Games that failed have a job of their own: their rows may be why.
     apart = state.failed_in(aggregate.layer)
+    if games is None:
+        games = {game for game, batch in state.games.items() if run.full or batch > floor} | apart
+    retry = {game for game in games if aggregate.applies_to(game) and game not in without}
     failed: dict[str, str] = {}
     for _ in range(GAME_ATTEMPTS):
         parts = [part for part in (retry - apart, retry & apart) if part]
@@ -182,15 +171,7 @@ def _refresh(
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
 
 
-def _changed(run: GoldRun, state: Progress) -> set[str]:
-    """Games with news since the last refresh, or that failed in it."""
-    layer = run.aggregate.layer
-    changed = {game for game, batch in state.games.items() if run.full or batch > state.floor(layer)}
-    return changed | state.failed_in(layer)
-
-
 def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Collection[str]) -> Committed:
-    """Plan, execute and commit some games."""
     pipeline = run.pipeline
     settings = pipeline.settings
     plans, failed = plan_games(run, games)
@@ -214,7 +195,6 @@ def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Coll
 
 
 def _staged(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | None) -> list[Staged]:
-    """The staged files of all games: Spark's, and those of games with partial rows."""
     partials = taken_partials(run, plans, one_pass)
     others = {game: plan for game, plan in plans.items() if game not in partials}
     parts = [execute(run, others)] if others else []
@@ -227,7 +207,6 @@ def _staged(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | Non
 
 
 def _committed(run: GoldRun, report: RunReport, plans: Mapping[str, GamePlan], parts: Iterable[Staged]) -> Committed:
-    """Commit the staged files, and report what has changed."""
     pipeline = run.pipeline
     lakehouse = pipeline.lakehouse
     settings = pipeline.settings
@@ -269,7 +248,6 @@ def _note_replaced(run: GoldRun, games: set[str]) -> None:
 
 
 def _fail_by_rules(run: GoldRun, report: RunReport, staged: Staged) -> None:
-    """Delete the files of games that violate a rule with the action `fail`."""
     result = staged.result
     rules = staged.rules.rules
     for game, counts in result.counts.items():

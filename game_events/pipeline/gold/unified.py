@@ -28,7 +28,7 @@ from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Progress
-from game_events.lakehouse.tables import UNIFIED, Layer, Table, files_of, game_of_gold, is_game, paths, table_id, version_of
+from game_events.lakehouse.tables import UNIFIED, Layer, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.plan import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
@@ -37,12 +37,7 @@ from game_events.spark.schemas import merged_columns
 
 @dataclass(frozen=True)
 class ComparedGame:
-    """A game's gold that differs from its files in the unified table.
-
-    Attributes:
-        missing: paths of gold's files without a copy.
-        outdated: paths, in the unified table, of files that are no copy of one of gold's.
-    """
+    """A game's gold that differs from its files in the unified table: files without a copy, and copies without a file."""
 
     gold: DeltaTable
     missing: list[str]
@@ -51,13 +46,12 @@ class ComparedGame:
 
 @dataclass(frozen=True)
 class UnifiedPlan:
-    """The next version of the unified table.
+    """The next version of the unified table: the games that differ.
 
     Attributes:
-        unified: the version that it follows; None: there is no table.
+        unified: the version that it follows.
         replaced: no file stays: a full refresh, other columns, or a table without partitions, as earlier versions wrote it.
         whole: all games were compared: a commit notes it, even if none differs.
-        games: those that differ.
         gone: paths of files of games without gold.
         unread: game with unreadable gold -> reason.
     """
@@ -84,30 +78,27 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     """Compare the games that may have changed; or all games, if the table's `txn` do not tell what its rows are."""
     unified = pipeline.tables.open(pipeline.lakehouse.table(UNIFIED))
     aggregate = player_agg(pipeline.settings)
-    names = _changed(state)
+    floor = state.floor(Layer.UNIFIED)
+    names = state.failed_in(Layer.UNIFIED) | {game for game, batch in state.games.items() if batch > floor}
     replaced, whole = _extent(pipeline, unified, aggregate, names, full=full)
-    if whole:
-        names = state.games.keys() | _with_gold(pipeline)
+    if whole:  # games of a replaced bronze keep their gold
+        with_gold = {game for game in map(game_of_gold, pipeline.lakehouse.names()) if game is not None and is_game(game)}
+        names = state.games.keys() | with_gold
     opened = for_games(sorted(names), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
-    unread = _unread(opened)
-    golds = _current(opened, aggregate)
+    unread = {game: why for game, why in opened.items() if isinstance(why, str)}
+    golds = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
     copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
-    games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
-    # Without any gold the rows stay.
-    gone = _of_others(copies, golds.keys() | unread.keys()) if whole and golds else frozenset[str]()
-    return UnifiedPlan(unified, replaced, whole, _differing(games), gone, unread)
-
-
-def _current(opened: Mapping[str, DeltaTable | str | None], aggregate: GoldAggregate) -> dict[str, DeltaTable]:
-    """The tables that were opened, and are of the present declaration."""
-    tables = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable)}
-    return {game: gold for game, gold in tables.items() if is_current(gold, aggregate)}
+    compared = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
+    games = {game: differing for game, differing in compared.items() if differing is not None}
+    gone = frozenset[str]()
+    if whole and golds:  # without any gold the rows stay
+        gone = gone.union(*(copies[game] for game in copies.keys() - golds.keys() - unread.keys()))
+    return UnifiedPlan(unified, replaced, whole, games, gone, unread)
 
 
 def _extent(
     pipeline: Pipeline, unified: DeltaTable | None, aggregate: GoldAggregate, changed: Collection[str], *, full: bool
 ) -> tuple[bool, bool]:
-    """`replaced` and `whole` of the plan."""
     if unified is None:
         return False, True
     reshaped = not is_current(unified, aggregate)
@@ -116,34 +107,7 @@ def _extent(
     return replaced, full or reshaped or restored(unified) or (replaced and bool(changed))
 
 
-def _unread(opened: Mapping[str, DeltaTable | str | None]) -> dict[str, str]:
-    """Game with unreadable gold -> reason."""
-    return {game: why for game, why in opened.items() if isinstance(why, str)}
-
-
-def _of_others(copies: Mapping[str, set[str]], games: Collection[str]) -> frozenset[str]:
-    """Paths of the files of all other games."""
-    return frozenset[str]().union(*(of_game for game, of_game in copies.items() if game not in games))
-
-
-def _changed(state: Progress) -> set[str]:
-    """Games with news since the last refresh, or that failed in it."""
-    floor = state.floor(Layer.UNIFIED)
-    return state.failed_in(Layer.UNIFIED) | {game for game, batch in state.games.items() if batch > floor}
-
-
-def _differing(games: Mapping[str, ComparedGame | None]) -> dict[str, ComparedGame]:
-    return {game: compared for game, compared in games.items() if compared is not None}
-
-
-def _with_gold(pipeline: Pipeline) -> set[str]:
-    """Games that have a gold table; those of a replaced bronze keep theirs."""
-    games = map(game_of_gold, pipeline.lakehouse.names())
-    return {game for game in games if game is not None and is_game(game)}
-
-
 def _copies(pipeline: Pipeline, unified: DeltaTable) -> Mapping[str, set[str]]:
-    """Game -> the unified table's files with its rows."""
     copies = defaultdict[str, set[str]](set)
     for path in paths(unified):
         copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
@@ -166,17 +130,12 @@ def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[s
     return ComparedGame(gold, missing, outdated)
 
 
-def _schema_texts(plan: UnifiedPlan) -> list[str]:
-    """The different schemas of gold, as JSON, and that of the unified table if files of it stay."""
+def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
+    """The entity's column and gold's; structs have the members of all games, also of those that keep their files."""
     tables = [game.gold for game in plan.games.values()]
     if plan.unified is not None and not plan.replaced:
         tables.append(plan.unified)
-    return list(dict.fromkeys(table.schema().to_json() for table in tables))
-
-
-def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
-    """The entity's column and gold's; structs have the members of all games, also of those that keep their files."""
-    texts = _schema_texts(plan)
+    texts = list(dict.fromkeys(table.schema().to_json() for table in tables))
     whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
     merged = pa.schema(Schema.from_json(whole.json()))
     types: dict[str, pa.DataType] = {}
@@ -223,21 +182,6 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
 
 
-def _landed(table: Table, handle: DeltaTable, *, rows: int, files: int) -> Landed:
-    """The table as this run's commits left it."""
-    stored = files_of(handle)
-    return Landed(
-        table.name,
-        handle.version(),
-        str(table_id(handle)),
-        rows,
-        files,
-        sum(file.rows or 0 for file in stored),
-        sum(file.size for file in stored),
-        comments=of_columns(handle, comments_in),
-    )
-
-
 def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None:
     """Report the table of the layout `partitioned`, which is gold itself, if this run has committed to it."""
     games = [entry for entry in report.of(Layer.GOLD) if entry.error is None]
@@ -245,7 +189,17 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
     handle = pipeline.tables.peek(table) if games else None
     if handle is None:
         return
-    landed = _landed(table, handle, rows=sum(entry.rows for entry in games), files=len(games))
+    stored = files_of(handle)
+    landed = Landed(
+        table.name,
+        handle.version(),
+        str(table_id(handle)),
+        sum(entry.rows for entry in games),
+        len(games),
+        sum(file.rows or 0 for file in stored),
+        sum(file.size for file in stored),
+        comments=of_columns(handle, comments_in),
+    )
     new = any(entry.new for entry in games) and handle.version() == 0
     report.add_landed(Layer.UNIFIED, table, landed, pa.schema(handle.schema()), state.floor(Layer.GOLD), new=new)
 
@@ -259,14 +213,10 @@ def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress
 
 @retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
-    """Plan, copy and commit, if any game changed.
+    """Plan, copy and commit, if any game changed; ConflictError: another commit to the table, or a game's gold, came first.
 
-    Returns:
-        game with unreadable gold -> reason. Its old rows stay, unless the whole table is replaced: then they are missing until
-        its gold can be read.
-
-    Raises:
-        ConflictError: another commit to the table, or to the gold of a game, came first.
+    Returns game with unreadable gold -> reason. Its old rows stay, unless the whole table is replaced: then they are missing
+    until its gold can be read.
     """
     plan = plan_unified(pipeline, state, full=full)
     table = pipeline.lakehouse.table(UNIFIED)
@@ -279,14 +229,18 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     failpoints.reach("unified_staged")
     plan = replace(plan, games={game: compared for game, compared in plan.games.items() if game not in failed})
     if not plan.is_empty:
-        _commit_copies(pipeline, plan, schema, files, state.floor(Layer.GOLD), report)
+        batch = state.floor(Layer.GOLD)
+        landed = commit(_commit_plan(pipeline, plan, schema, files, batch))
+        report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
+        if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
+            raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
+        pipeline.tables.publish(table, landed.handle)
     for game, compared in plan.games.items():
         pipeline.tables.publish(pipeline.lakehouse.gold(game), compared.gold)
     return plan.unread | failed
 
 
 def _copied(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema) -> tuple[list[StagedFile], dict[str, str]]:
-    """Copies of the files that the table lacks; and failed game -> reason."""
     copied = for_games(plan.games, lambda name: _copied_game(pipeline, name, plan.games[name], schema))
     files = [file for result in copied.values() if isinstance(result, list) for file in result]
     for result in copied.values():
@@ -294,18 +248,6 @@ def _copied(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema) -> tuple[l
             discard(pipeline.lakehouse.table(UNIFIED), files)
             raise result
     return files, {name: str(error) for name, error in copied.items() if isinstance(error, GameEventsError)}
-
-
-def _commit_copies(
-    pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files: list[StagedFile], batch: int, report: RunReport
-) -> None:
-    """Commit copies of gold's files of bronze's batches up to this one."""
-    table = pipeline.lakehouse.table(UNIFIED)
-    landed = commit(_commit_plan(pipeline, plan, schema, files, batch))
-    report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
-    if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
-        raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
-    pipeline.tables.publish(table, landed.handle)
 
 
 def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:

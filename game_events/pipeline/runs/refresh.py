@@ -38,7 +38,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import Replayed, replay, replay_what_became_known

@@ -1,20 +1,17 @@
-"""Admission of new games: which new names in bronze's rows get tables.
+"""Admission of new games: which new names in bronze's rows get tables; and which rows silver owes.
 
 Guarantee: with any number of names and rows, no more tables, folders and files are made than the settings have room for. Rows
 of other names stay in bronze, are counted, and are read again once there is room.
 
-What silver owes: rows of bronze that it lacks and that the settings let in, and why it lacks them.
-
-Runs, `doctor`, dry runs and checks ask here; sensors ask `Progress` itself, which is cheaper. Above silver's low watermark rows
-are due because they are new. Below it they are due if the settings left out their names when they were new, and let them in
-now: an allow list that became longer, a limit that was raised. `Progress.left_out` says in which batches there may be such rows
-and by which settings, so nothing is read while no setting lets in more names than before.
+Above silver's low watermark rows are due because they are new. Below it they are due if the settings left out their names when
+they were new, and let them in now: an allow list that became longer, a limit that was raised. `Progress.left_out` says in which
+batches there may be such rows and by which settings, so nothing is read while no setting lets in more names than before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -28,8 +25,7 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
 from game_events.lakehouse.data.columns import has_decoded_columns
-from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
-from game_events.lakehouse.data.spark_files import read_files, spark_schema
+from game_events.lakehouse.data.reading import read_parts, row_count, selection
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer, is_game
 from game_events.pipeline.context import Pipeline
@@ -46,10 +42,7 @@ def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int])
     """Admit new names: those of the allow list always, others up to `max_games`, after that those with enough rows.
 
     So a flood of invented names with few rows each cannot keep out a real game; a flood with many rows each ends at
-    `most_games`, after which only names of the allow list are admitted.
-
-    Returns:
-        the new games, and refused name -> rows.
+    `most_games`, after which only names of the allow list are admitted. Returns the new games, and refused name -> rows.
     """
     admitted: set[str] = set()
     refused: dict[str, int] = {}
@@ -111,19 +104,19 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     source = SilverInput.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)
-    uris = files_with(handle, state.floor(Layer.SILVER) if above is None else above)
-    if not uris:
-        return []
-    # Read first: PySpark's columns need a session, and this may be its first use.
-    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
     settings = pipeline.settings
-    known = set(state.games)
-    rows = rows.select(F.col(settings.entity_column).alias("game")).where(is_valid(F.col("game")))
-    if settings.games:
-        rows = rows.where(F.col("game").isin(*settings.games))
-    most = len(known) + (len(settings.games) or most_games(settings))
-    counted = rows.groupBy("game").agg(F.count(F.lit(1)).alias("rows")).orderBy(F.desc("rows"), "game").limit(most).collect()
-    admitted, _ = admit(settings, known, {r["game"]: int(r["rows"]) for r in counted if r["game"] not in known})
+    routing = Routing(frozenset(settings.games))
+    floor = state.floor(Layer.SILVER) if above is None else above
+
+    def after(name: object) -> int:
+        return floor if routing.refusal(name) is None and name not in state.games else NEVER
+
+    new = Counter[str]()
+    for part in _parts(pipeline, handle, floor):
+        new.update(part.counts(part.later_than(after)))
+        if len(new) > MOST_NAMES:
+            new = Counter(dict(new.most_common(MOST_NAMES // 2)))
+    admitted, _ = admit(settings, set(state.games), new)
     return sorted(admitted)
 
 
@@ -159,11 +152,7 @@ class Due:
 
 
 def due(pipeline: Pipeline) -> Due:
-    """What silver owes now; one column of bronze is read, without Spark.
-
-    Raises:
-        LostFileError, OSError: a file of bronze cannot be read.
-    """
+    """What silver owes now; one column of bronze is read, without Spark. LostFileError, OSError: a file cannot be read."""
     bronze = pipeline.open_bronze()
     if bronze is None or not counter(bronze, Txn.BATCH):
         return Due()
@@ -208,25 +197,17 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
         others = part.batches.filter(pc.and_(lacking, pc.invert(let_in)))
         stays = min(stays, pc.min(others).as_py() if len(others) else NEVER)
         if len(let_in_rows) > MOST_NAMES:
-            let_in_rows = _fewer(let_in_rows, state.games)
+            kept = {name: rows for name, rows in let_in_rows.items() if name in state.games}
+            let_in_rows = Counter(dict(let_in_rows.most_common(MOST_NAMES // 2)) | kept)
     known = {*state.games, *listed}
     _, refused = admit(settings, known, {name: rows for name, rows in let_in_rows.items() if name not in known})
     readmitted = Counter({name: rows for name, rows in let_in_rows.items() if name not in refused})
     first = left.first if refused else stays
-    return readmitted, LeftOut(first, left.last, _by(left, now)) if first < NEVER else LeftOut()
-
-
-def _fewer(names: Counter[str], games: Collection[str]) -> Counter[str]:
-    """The names with most rows, and all that are games."""
-    kept = {name: rows for name, rows in names.items() if name in games}
-    return Counter(dict(names.most_common(MOST_NAMES // 2)) | kept)
-
-
-def _by(left: LeftOut, now: Admission) -> Admission:
-    """Lets in no name of the rows that stay left out: neither did the earlier lists, so two lists in turn end the search."""
-    if left.by is not None and left.by.games and now.games:
-        return Admission(left.by.games | now.games)
-    return now
+    if first == NEVER:
+        return readmitted, LeftOut()
+    # Lets in no name of the rows that stay left out: neither did the earlier lists, so two lists in turn end the search.
+    by = Admission(left.by.games | now.games) if left.by is not None and left.by.games and now.games else now
+    return readmitted, LeftOut(first, left.last, by)
 
 
 @dataclass(frozen=True)

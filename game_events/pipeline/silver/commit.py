@@ -1,14 +1,14 @@
 """Commits of silver's staged rows: rules that fail, then quarantine's rejections, then one commit for each game."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit, Landed
+from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
@@ -18,8 +18,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, names_of, silver_name, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import message_comment
-from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
-from game_events.pipeline.quality.rules import failed_rules, judge
+from game_events.pipeline.quality import Decisions, RejectionDecision, Rewritten, decide, failed_rules, judge
 from game_events.pipeline.quarantine import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
@@ -48,7 +47,8 @@ def settle(
     rules = source.rules.rules
     failed = _failed(source, starts, result, report)
     ready = {game: start for game, start in starts.items() if game not in failed}
-    current = _is_current(source)
+    bronze = source.pipeline.open_bronze()
+    current = bronze is not None and BronzeIdentity.of(bronze) == source.bronze and erasures(bronze) == erasures(source.handle)
     retry = decide_rejections(source, decisions, ready, result, report) if current else set(ready)
     for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
         drop(source.pipeline, result, game, quarantine=game in failed or not current)
@@ -71,14 +71,6 @@ def settle(
     return committed
 
 
-def _is_current(source: SilverInput) -> bool:
-    """Whether bronze has the contents that were read, and nobody was erased from it since."""
-    bronze = source.pipeline.open_bronze()
-    if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
-        return False
-    return erasures(bronze) == erasures(source.handle)
-
-
 def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport) -> dict[str, str]:
     """Game -> why nothing of it is committed: its files could not be written, or a rule forbids it."""
     rules = source.rules.rules
@@ -98,55 +90,30 @@ def decide_rejections(
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
     judged_again = [game for game, start in starts.items() if start.judge_again]
     if not (source.rules.has("quarantine") or decisions.in_force or judged_again):
-        return _decided_by_others(source, starts)
-    due = {game: _decision(source, decisions, game, start, result) for game, start in starts.items()}
-    released = _released(decisions, judged_again, result)
+        # This run decides nothing: decisions of a concurrent run with other rules hold for it, too.
+        return set(starts) if Decisions.read(source.pipeline, source.bronze.key).in_force else set()
+    due: dict[str, RejectionDecision] = {}
+    for game, start in starts.items():
+        target = next_incarnation(decisions, game, start) if start.judge_again else None
+        due[game] = RejectionDecision(source.batch, result.rejected.get(game, []), target)
+    counts = {game: result.counts.get(game, RuleCounts()) for game in judged_again}
+    # Games with rows in quarantine that the rules of this run do not hold back.
+    released = {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
     rewritten = noted(source, decisions, {game: starts[game] for game in released}) if released else Rewritten()
     landed, moved = decide(source.pipeline, decisions, due, rewritten)
     if landed is None:
         return moved
     _report_released(source, decisions, released, report)
-    _report_rejected(source, _counts_of(result, due.keys() - moved), landed, rewritten, report)
-    return moved
-
-
-def _decided_by_others(source: SilverInput, starts: Mapping[str, GameStart]) -> set[str]:
-    """The games to retry if this run decides nothing: decisions of a concurrent run with other rules hold for it, too."""
-    decisions = Decisions.read(source.pipeline, source.bronze.key)
-    return set(starts) if decisions.in_force else set()
-
-
-def _decision(
-    source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult
-) -> RejectionDecision:
-    """Which of a game's rows are rejected; if all of them were judged again, with the incarnation of its next table."""
-    target = next_incarnation(decisions, game, start) if start.judge_again else None
-    return RejectionDecision(source.batch, result.rejected.get(game, []), target)
-
-
-def _released(decisions: Decisions, judged_again: Collection[str], result: FanOutResult) -> dict[str, RuleCounts]:
-    """Games with rows in quarantine that the rules of this run do not hold back."""
-    counts = {game: result.counts.get(game, RuleCounts()) for game in judged_again}
-    return {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
-
-
-def _counts_of(result: FanOutResult, games: Collection[str]) -> list[RuleCounts]:
-    return [counts for game, counts in result.counts.items() if game in games]
-
-
-def _report_rejected(
-    source: SilverInput, counts: Collection[RuleCounts], landed: Landed, rewritten: Rewritten, report: RunReport
-) -> None:
-    """Report the rows that were rejected, and quarantine if its files changed."""
-    reasons = sum((of_game.reasons for of_game in counts), Counter[str]())
+    left = due.keys() - moved
+    reasons = sum((of_game.reasons for game, of_game in result.counts.items() if game in left), Counter[str]())
     report.add(LayerResult(rejected=reasons))
     if reasons or rewritten.paths:
         with_rows = replace(landed, rows=reasons.total())
         report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+    return moved
 
 
 def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:
-    """Report rejected rows that the rules accept now, and those whose records bronze does not have."""
     pipeline = source.pipeline
     readmitted = sum(counts.readmitted for counts in released.values())
     report.add(SilverResult(readmitted=readmitted))
@@ -183,16 +150,14 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
         leaves = rejected & ~F.col(DISPOSITION).eqNullSafe(HELD_BACK)
         keys = [*COORDINATES, "game"]
         table = F.col("_table")
-        batch = source.batch
-        marked = partial(marked_files, keys=keys, replayed=leaves, table=table, batch=batch)
-        return Rewritten(*marked(source.pipeline, handle, touched, judged))
+        files, paths = marked_files(
+            source.pipeline, handle, touched, judged, keys=keys, replayed=leaves, table=table, batch=source.batch
+        )
+        return Rewritten(files, paths)
 
 
 def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: str) -> pa.Schema:
-    """Columns of a game's table after its commit: those that every game has, that the game has sent, or that the table has.
-
-    Rows that replace all others bring their own.
-    """
+    """The columns that all games have, that this one has sent, or that its table has; rows that replace all bring their own."""
     sent = result.columns.get(game, frozenset())
     table = start.handle
     kept = names_of(table) if table is not None and not (start.replace and sent) else frozenset()
@@ -239,7 +204,6 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
 
 
 def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> dict[str, int]:
-    """Transactions of a silver table after the commit."""
     handle = start.handle
     advance = {source.bronze.app: source.batch}
     if start.replace or handle is None:

@@ -4,10 +4,9 @@ Guarantee: every bronze row of an admitted game is in its silver table once, or 
 rules with the action quarantine, put it into `quarantine_events` once), through any crash and beside concurrent runs. Each
 table's `txn` holds the last bronze batch in it; a commit succeeds only if its rows were planned from that batch.
 
-Passes of silver's refresh: each stages rows in one Spark job and commits them by game.
-
-The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. If a
-table is not at the low watermark, or its commit lost a conflict, the next pass stages the game's rows from its own batch.
+Each pass stages rows in one Spark job and commits them by game. The first one stages the rows of all games above the low
+watermark and opens only the tables of games that have such rows. If a table is not at the low watermark, or its commit lost a
+conflict, the next pass stages the game's rows from its own batch.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut,
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout import OnePass
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
@@ -61,78 +60,88 @@ class SilverRun:
         return self.games is None and not self.full
 
 
-@dataclass(frozen=True)
+@dataclass
 class PassResult:
-    """Outcome of one or more passes.
+    """Outcome of the passes so far.
 
     `done`: game -> last bronze batch in its silver table. `failed`: game -> reason. `retry`: games for the next pass.
     `replaced`: games with all rows replaced by a later pass than the first. `unrouted`: reason -> rows that belong to no game.
+    `redecided`: quarantine's commits of second decisions that were looked at.
     """
 
     done: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    retry: frozenset[str] = frozenset()
-    replaced: frozenset[str] = frozenset()
+    retry: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
     unrouted: Counter[str] = field(default_factory=Counter)
-
-    def then(self, later: PassResult) -> PassResult:
-        """Both results together; only the later pass has games to retry."""
-        done = self.done | later.done
-        failed = self.failed | later.failed
-        replaced = self.replaced | later.replaced
-        return PassResult(done, failed, later.retry, replaced, self.unrouted + later.unrouted)
+    redecided: int = 0
 
 
-def run_pass(run: SilverRun, games: Collection[str] | None = None) -> PassResult:
+def run_pass(run: SilverRun, passed: PassResult, games: Collection[str] | None = None) -> None:
     """Stage rows in one Spark job, commit them by game: all games from the low watermark, or these from their own batches."""
     decisions = Decisions.read(run.pipeline, run.source.bronze.key)
     if games is None:
-        starts, staged, settled = _stage_from_watermark(run, decisions)
+        starts, staged = _stage_from_watermark(run, decisions, passed)
     else:
-        starts, staged, settled = _stage_from_tables(run, decisions, games)
+        starts, staged = _stage_from_tables(run, decisions, passed, games)
     if not starts:
-        return settled
+        return
     outcome = settle(run.source, decisions, starts, staged, run.report)
     run.report.mark_new(Layer.SILVER, outcome.landed.keys() - run.state.games.keys())
-    # Tables that the first pass replaces are above the low watermarks of the later layers.
-    replaced = frozenset(game for game in outcome.landed if starts[game].replace and games is not None)
-    done = dict.fromkeys(outcome.landed, run.source.batch)
-    return settled.then(PassResult(done, outcome.failed, settled.retry | outcome.again, replaced))
+    passed.done |= dict.fromkeys(outcome.landed, run.source.batch)
+    passed.failed |= outcome.failed
+    passed.retry |= outcome.again
+    if games is not None:  # tables that the first pass replaces are above the low watermarks of the later layers
+        passed.replaced |= {game for game in outcome.landed if starts[game].replace}
 
 
-def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
+def _stage_from_watermark(
+    run: SilverRun, decisions: Decisions, passed: PassResult
+) -> tuple[dict[str, GameStart], FanOutResult]:
     """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
     pipeline = run.pipeline
     floor = run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
     result, unrouted = _stage_admitted(run, decisions)
     failpoints.reach("silver_staged")
+    passed.unrouted = +unrouted
+    passed.failed |= result.failed
     if unrouted[OVER_LIMIT]:
         run.report.warn(
             f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
     starts: dict[str, GameStart] = {}
-    failed = dict(result.failed)
-    retry = set()
     for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
         if isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start):
             starts[game] = replace(start, read_after=floor)
             continue
         drop(pipeline, result, game)
         if isinstance(start, GameStart):
-            retry.add(game)
+            passed.retry.add(game)
         else:
-            failed[game] = start
-    return starts, result, PassResult(failed=failed, retry=frozenset(retry), unrouted=+unrouted)
+            passed.failed[game] = start
+    return starts, result
 
 
 def _stage_from_tables(
-    run: SilverRun, decisions: Decisions, games: Collection[str]
-) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
+    run: SilverRun, decisions: Decisions, passed: PassResult, games: Collection[str]
+) -> tuple[dict[str, GameStart], FanOutResult]:
     """Stage each game's rows above the batch of its own table."""
     pipeline = run.pipeline
-    starts, settled = _starts_of_tables(run, decisions, games)
+    batch = run.source.batch
+    rejects = run.source.rules.has("quarantine") or decisions.in_force
+    allowed = sorted(game for game in games if is_allowed(pipeline, game))
+    starts: dict[str, GameStart] = {}
+    for game, start in starts_of(run, decisions, allowed, redecide=run.full and rejects).items():
+        if isinstance(start, str):
+            passed.failed[game] = start
+        elif start.is_behind(batch):
+            passed.retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
+        elif start.read_after >= batch and not start.replace:
+            passed.done[game] = start.read_after
+        else:
+            starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
     result = FanOutResult()
     if starts:
         pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
@@ -147,29 +156,8 @@ def _stage_from_tables(
         if expired or not start.replace:
             del starts[game]
             if start.handle is not None and not expired:
-                settled.done[game] = start.read_after  # bronze has no new rows of the game
-    return starts, result, settled
-
-
-def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[str]) -> tuple[dict[str, GameStart], PassResult]:
-    """The starts of games that have something to stage; the others are done, failed, or for the next pass."""
-    batch = run.source.batch
-    rejects = run.source.rules.has("quarantine") or decisions.in_force
-    allowed = sorted(game for game in games if is_allowed(run.pipeline, game))
-    starts: dict[str, GameStart] = {}
-    done: dict[str, int] = {}
-    failed: dict[str, str] = {}
-    retry: set[str] = set()
-    for game, start in starts_of(run, decisions, allowed, redecide=run.full and rejects).items():
-        if isinstance(start, str):
-            failed[game] = start
-        elif start.is_behind(batch):
-            retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
-        elif start.read_after >= batch and not start.replace:
-            done[game] = start.read_after
-        else:
-            starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
-    return starts, PassResult(done, failed, frozenset(retry))
+                passed.done[game] = start.read_after  # bronze has no new rows of the game
+    return starts, result
 
 
 def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
@@ -181,7 +169,10 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     known = {*run.state.games, *left_out}
     routing = Routing.of_all(settings, known)
     work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out)
-    result = _held(run, work)
+    result = None
+    if run.one_pass is not None and not left_out and not run.source.rules.rules:
+        # What bronze's job has staged of exactly the files that this job would read, as this job would.
+        result = run.one_pass.take(work.files, work.task)
     if result is None:
         result = stage_games(work) if routing.room != 0 else FanOutResult(crowded=True)
     if result.crowded:
@@ -207,13 +198,6 @@ def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mappi
     had = {game for game, table in opened.items() if table is not None}
     _, refused = admit(pipeline.settings, {*known, *had}, {game: rows for game, rows in new.items() if game not in had})
     return refused
-
-
-def _held(run: SilverRun, work: Staging) -> FanOutResult | None:
-    """What bronze's job has staged of exactly the files that this job would read, as this job would; None: the job is due."""
-    if run.one_pass is None or work.left_out or run.source.rules.rules:
-        return None
-    return run.one_pass.take(work.files, work.task)
 
 
 def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
@@ -278,11 +262,8 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Gam
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
-
 REPLACED = "its silver table was replaced"
-
 LATE = "its silver table got rows of earlier batches"
-
 #: Noted for a game that the allow list, or a limit of games, left out until now.
 READMITTED = "the settings left out rows of it until now"
 
@@ -308,9 +289,7 @@ def refresh_silver(
     `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
     them. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the next run
     tries again. `one_pass`: what bronze's job of this process has staged for silver; nothing of it is left over afterwards.
-
-    Returns:
-        game -> why it failed.
+    Returns game -> why it failed.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
@@ -354,29 +333,38 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     3. Failed games are reported, and the progress is written.
     """
     pipeline = run.pipeline
-    redecided = run.state.redecided
+    passed = PassResult(redecided=run.state.redecided)
     _refuse_another_column(run)
     if run.whole:
         run = replace(run, state=_with_readmitted(run))
-        result, redecided = _from_watermark(run, redecided)
+        _pass_from_watermark(run, passed)
     else:
-        result = PassResult(retry=_requested(run))
-    owed = _owed(run, result) | dict(not_replaced)
-    result = replace(result, retry=result.retry - not_replaced.keys())
+        passed.retry.update(run.games or run.state.games)
+        if run.games is None:
+            passed.retry.update(new_games(pipeline, above=0))  # a redecode may have given a game to rows without one
+        if run.full:
+            # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
+            _note_replaced(run, passed.retry)
+    noted = passed.retry & (run.state.games.keys() | run.state.failed_in(Layer.SILVER))
+    # They stay listed, as their rows are below the low watermark then: a later run may allow them.
+    left_out = (game for game in noted if not is_allowed(pipeline, game))
+    owed = {game: run.state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in left_out} | dict(not_replaced)
+    passed.retry -= not_replaced.keys()
     for attempt in range(GAME_ATTEMPTS):
-        current = _with_current_bronze(run, again=attempt > 0) if result.retry else None
+        games = passed.retry
+        current = _with_current_bronze(run, again=attempt > 0) if games else None
         if current is None:
             break
         run = current
-        result = result.then(run_pass(run, result.retry))
-    lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
-    result = replace(result, failed=result.failed | lost)
+        passed.retry = set()
+        run_pass(run, passed, games)
+    passed.failed |= dict.fromkeys(passed.retry, "commit conflict: every attempt lost to concurrent runs; run again")
     failpoints.reach("silver_committed")
-    for game, why in result.failed.items():
+    for game, why in passed.failed.items():
         run.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(game), why, game)
-    pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
-    run.report.add(SilverResult(unrouted=result.unrouted, notices=_unrouted_notices(run, result)))
-    return result.failed
+    pipeline.progress.update(run.source.bronze.key, partial(_progress, run, passed, owed))
+    run.report.add(SilverResult(unrouted=passed.unrouted, notices=_unrouted_notices(run, passed.unrouted)))
+    return passed.failed
 
 
 def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
@@ -396,15 +384,16 @@ def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
     return run
 
 
-def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
-    """The pass over every game, with the games that need one of their own; and quarantine's commits of second decisions."""
+def _pass_from_watermark(run: SilverRun, passed: PassResult) -> None:
+    """The pass over every game; games that need one of their own are listed in `passed.retry`."""
     pipeline = run.pipeline
     state = run.state
-    result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
-    result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER))
+    if run.source.batch > state.floor(Layer.SILVER):
+        run_pass(run, passed)
+    passed.retry |= state.failed_in(Layer.SILVER)
     decisions = Decisions.read(pipeline, run.source.bronze.key)
-    if decisions.redecisions == redecided:
-        return result, redecided
+    if decisions.redecisions == passed.redecided:
+        return
     # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
     peek = pipeline.tables.peek
     silver = pipeline.lakehouse.silver
@@ -412,23 +401,14 @@ def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
     asked = for_games(filter(decisions.incarnation, state.games), due)
     undone = {game for game, is_due in asked.items() if is_due}
     _note_replaced(run, undone)
-    return replace(result, retry=result.retry | undone), decisions.redecisions
+    passed.retry |= undone
+    passed.redecided = decisions.redecisions
 
 
-def _owed(run: SilverRun, result: PassResult) -> dict[str, str]:
-    """Game -> why it stays listed: a later run may allow games that the allow list leaves out now.
-
-    Their rows are below the low watermark then.
-    """
-    noted = result.retry & (run.state.games.keys() | run.state.failed_in(Layer.SILVER))
-    left_out = (game for game in noted if not is_allowed(run.pipeline, game))
-    return {game: run.state.failed.get((Layer.SILVER, game), LEFT_OUT) for game in left_out}
-
-
-def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
+def _unrouted_notices(run: SilverRun, unrouted: Counter[str]) -> list[str]:
     """A warning if more rows have no game's name than silver has got."""
     routed = sum(table.rows + table.dropped + table.quarantined for table in run.report.of(Layer.SILVER))
-    if result.unrouted[INVALID] <= routed:
+    if unrouted[INVALID] <= routed:
         return []
     entity = run.pipeline.settings.entity_column
     return [
@@ -494,58 +474,38 @@ def _made_by(state: Progress, columns: Collection[str]) -> Progress:
     return replace(state, marks=state.marks | {Layer.SILVER: Mark("/".join(sorted(columns)))})
 
 
-def _requested(run: SilverRun) -> frozenset[str]:
-    """The games of a run that does not move the low watermark; of a full refresh, they are noted for the later layers."""
-    requested = frozenset(run.games or run.state.games)
-    if run.games is None:
-        requested |= set(new_games(run.pipeline, above=0))  # a redecode may have given a game to rows without one
-    if run.full:
-        # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
-        _note_replaced(run, requested)
-    return requested
-
-
 def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
     why = note(run.pipeline, REPLACED)
     run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending_downstream(games, why))
 
 
-def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecided: int, now: Progress) -> Progress:
-    """The progress `now`, after the run."""
+def _progress(run: SilverRun, passed: PassResult, owed: dict[str, str], now: Progress) -> Progress:
     floor = now.floor(Layer.SILVER)
     seen: Progress | None = run.state
     if not run.whole:  # failures of the other games stay
         failed = ((game, why) for (layer, game), why in now.failed.items() if layer == Layer.SILVER)
-        owed = {game: why for game, why in failed if result.done.get(game, -1) < floor}
+        owed = {game: why for game, why in failed if passed.done.get(game, -1) < floor}
         seen = None
     elif floor >= run.state.floor(Layer.SILVER):  # else it was lost, and the failures with it: the next run reads all rows
         floor = run.source.batch
-    after = now.done(Layer.SILVER, floor, result.done, owed | result.failed, seen)
-    after = replace(after, redecided=max(redecided, after.redecided))
+    after = now.done(Layer.SILVER, floor, passed.done, owed | passed.failed, seen)
+    after = replace(after, redecided=max(passed.redecided, after.redecided))
     if run.games is None:
-        after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))
-    after = _with_later_layers(run, result, now, after)
-    return _with_left_out(run, result, after)
-
-
-def _with_left_out(run: SilverRun, result: PassResult, after: Progress) -> Progress:
-    """The batches in which the settings left rows out are noted: other settings may let them in."""
-    if not any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        return after
-    first = run.state.floor(Layer.SILVER) + 1
-    by = Admission.of(run.pipeline.settings)
-    return replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
-
-
-def _with_later_layers(run: SilverRun, result: PassResult, now: Progress, after: Progress) -> Progress:
-    """The progress that also lists games whose rows later layers would not look for."""
-    if result.replaced:
+        after = _with_column(run, after, passed.failed, moved=floor > now.floor(Layer.SILVER))
+    if passed.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
-        after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
+        after = after.pending_downstream(passed.replaced, note(run.pipeline, REPLACED))
     # Later layers do not look below their low watermarks, which runs of this moment may move up to silver's.
     reached = max(now.floors.values(), default=0)
-    late = [game for game, batch in result.done.items() if now.games.get(game, 0) < batch <= reached]
-    return after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
+    late = [game for game, batch in passed.done.items() if now.games.get(game, 0) < batch <= reached]
+    if late:
+        after = after.pending_downstream(late, note(run.pipeline, LATE))
+    if any(rows for why, rows in passed.unrouted.items() if why not in (INVALID, NO_NAME)):
+        # The settings left rows out: other settings may let them in.
+        by = Admission.of(run.pipeline.settings)
+        first = run.state.floor(Layer.SILVER) + 1
+        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
+    return after
 
 
 def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:

@@ -1,10 +1,7 @@
 """The Spark job of silver: bronze's rows -> staged files of each game's silver table and of quarantine, without a commit.
 
-The input of silver: a version of bronze, its columns, and the rules on them.
-
-User-defined transformations of silver, as steps of silver's one Spark job.
-
-Games with the same transformations share a branch of the plan; Spark reads the rows once for each branch.
+User-defined transformations are steps of this one job. Games with the same ones share a branch of the plan; Spark reads the
+rows once for each branch.
 """
 
 from __future__ import annotations
@@ -45,8 +42,7 @@ from game_events.lakehouse.storage import explain
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import TASK_ROWS, is_shuffled, shares_for, spread, tasks_for, write_game_files
-from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.rules import DECIDED, find_violations, judge, out_of_stack, require_valid
+from game_events.pipeline.quality import DECIDED, Decisions, find_violations, judge, out_of_stack, require_valid
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
@@ -55,7 +51,7 @@ from game_events.spark.schemas import arrow_schema, quoted, united
 from game_events.workers.fanout import ColumnChoice, FanOut, Routing
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows
-from game_events.workers.rules import DISPOSITION, KEEP, READMIT, REJECT, RULE_RESULT, RuleColumns, RuleOutcome, Violations
+from game_events.workers.rules import DISPOSITION, KEEP, READMIT, REJECT, RULE_RESULT, RuleColumns, RuleOutcome
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -66,17 +62,16 @@ def transformed(
 ) -> tuple[DataFrame, pa.Schema]:
     """Rows with the columns `source`, all transformations applied in order, and their columns; `entity` names the game.
 
-    Raises:
-        ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
+    ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
     """
     if not transformations:
         return rows, source
     named = sorted({game for transformation in transformations for game in transformation.games})
+    groups = defaultdict[tuple[SilverTransformation, ...], list[str]](list)
+    for game in named:
+        groups[tuple(transformation for transformation in transformations if transformation.applies_to(game))].append(game)
     name = F.col(quoted(entity))
-    branches = [
-        _applied(rows.where(name.isin(games)), chosen, source, entity)
-        for chosen, games in _by_transformations(named, transformations).items()
-    ]
+    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
     for_all = [transformation for transformation in transformations if not transformation.games]
     branches.append(_applied(rest, for_all, source, entity))
@@ -85,16 +80,6 @@ def transformed(
     whole = united(branches)
     schema = arrow_schema(whole, names, source)
     return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
-
-
-def _by_transformations(
-    games: Sequence[str], transformations: Sequence[SilverTransformation]
-) -> Mapping[tuple[SilverTransformation, ...], list[str]]:
-    """Transformations -> the games that have exactly these: they share a branch of the plan."""
-    groups = defaultdict[tuple[SilverTransformation, ...], list[str]](list)
-    for game in games:
-        groups[tuple(transformation for transformation in transformations if transformation.applies_to(game))].append(game)
-    return groups
 
 
 def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
@@ -111,7 +96,6 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
 
 
 def _called(transformation: SilverTransformation, rows: DataFrame) -> DataFrame:
-    """What the function gives; ExtensionError if it raises, or gives something else than rows."""
     try:
         after = transformation.function(rows)
         if isinstance(after, DataFrame):
@@ -128,7 +112,6 @@ def _called(transformation: SilverTransformation, rows: DataFrame) -> DataFrame:
 def _require_own(
     transformation: SilverTransformation, own: Sequence[str], before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Refuse a transformation that lost or changed one of the pipeline's own columns, or added one like them."""
     lost = [column for column in own if after.get(column) != before.get(column)]
     added = [column for column in after if column.startswith("_") and column not in (*own, _NAME_BEFORE)]
     if lost or added:
@@ -176,13 +159,12 @@ def run_time_failure(code: object, error: Exception, root: str) -> GameEventsErr
 
 
 def _cause(error: Exception) -> str:
-    """The line with the reason: of a Python function, the last line of its traceback."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, Py4JJavaError):
         lines = lines[1:]  # without the name of the call
     raised = [line for line in lines if _RAISED.match(line) and "Traceback" not in line]
-    if raised:
+    if raised:  # of a Python function, the last line of its traceback
         return raised[-1 if "Traceback" in text else 0]
     return lines[0] if lines else type(error).__name__
 
@@ -206,11 +188,7 @@ class SilverInput:
 
     @classmethod
     def of(cls, pipeline: Pipeline, handle: DeltaTable) -> SilverInput:
-        """The input for a version of bronze.
-
-        Raises:
-            ConfigurationError: bronze has no column that names the game.
-        """
+        """The input for a version of bronze; ConfigurationError: it has no column that names the game."""
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
@@ -224,11 +202,7 @@ class SilverInput:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Columns of silver: `base`, unless transformations change them, which needs Spark.
-
-        Raises:
-            ExtensionError: a transformation cannot be applied.
-        """
+        """Columns of silver: `base`, unless transformations change them, which needs Spark; raises as `transformed`."""
         if not self.pipeline.extensions.transformations:
             return self.base
         nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
@@ -266,11 +240,7 @@ class SilverInput:
 
     @cached_property
     def rules(self) -> RuleColumns:
-        """The rules for silver.
-
-        Raises:
-            ConfigurationError: a rule cannot be evaluated on these columns.
-        """
+        """The rules for silver; ConfigurationError: one cannot be evaluated on these columns."""
         rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if rules.rules:
             require_valid(self.pipeline.spark, rules.rules, self.columns)
@@ -283,12 +253,11 @@ SAMPLED_FILES = 8
 
 @dataclass(frozen=True)
 class GameStart:
-    """From which bronze batch one game is staged.
+    """From which bronze batch one game is staged: rows of batches after `read_after`.
 
     Attributes:
-        handle: its silver table; None: there is none.
+        handle: its silver table.
         last_batch_in_table: of this bronze; None: it has rows of another bronze, or there is no table.
-        read_after: rows of later bronze batches are staged.
         replace: the staged rows replace those of the table.
         rejections_decided_to: last bronze batch for which quarantine has decided which rows are rejected.
         judge_again: the rules in force decide on all its rows again.
@@ -359,21 +328,23 @@ class Staging:
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
 
-        1. Rows that quarantine has as rejected are looked up, of the games that may have some.
-        2. A sample shows how many games there are and how uneven, where that decides how the work is divided.
-        3. If SQL neither chooses nor changes rows, workers read bronze's files themselves: in two jobs if there are rules.
-        4. Else Spark reads, judges and transforms the rows, and sends them to the workers.
+        If SQL neither chooses nor changes rows, workers read bronze's files themselves: in two jobs if there are rules. Else
+        Spark reads, judges and transforms the rows, and sends them to the workers.
 
         Raises:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed, or a rule ran out of stack.
             TransientError, ConfigurationError: the object store failed, not this code.
         """
-        already_rejected = self._already_rejected()
+        # Rows that quarantine has as rejected are looked up of the games that may have some.
+        starts = (self.starts or {}).items()
+        asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
+        already_rejected = self.decisions.held_rows(self.source.pipeline, asked) if asked else None
         outcome = _outcome(self.source, has_held_rows=already_rejected is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
+        # How many games there are and how uneven, where that decides how the work is divided.
         sample = Counter[object]()
         if self.files.rows > TASK_ROWS and (by_workers or not games):
             sample = self._games_in_sample()
@@ -390,27 +361,22 @@ class Staging:
                 raise
             raise known from error
 
-    def _already_rejected(self) -> DataFrame | None:
-        """Rows that quarantine has as rejected, of the games that may have some among these rows; None: there are none."""
-        starts = (self.starts or {}).items()
-        asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
-        return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
-
     def _read_by_workers(self, games: int, sample: Counter[object], outcome: RuleOutcome | None) -> FileRows | None:
         """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
         largest = max(sample.values(), default=0) / max(1, sample.total())
         shares = shares_for(self.files.rows, games, largest)
         if is_shuffled(self.files.rows, games, shares):
             return None
-        violations = self._violations(outcome) if outcome is not None else None
-        if outcome is not None and violations is None:
-            return None
-        return replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=violations)
+        read = self.file_rows(tasks_for(self.files.rows, games), shares)
+        if outcome is None:
+            return read
+        source = self.source
+        violations = find_violations(source.pipeline.spark, outcome, self.files, source.columns, read.above)
+        return replace(read, violations=violations) if violations is not None else None
 
     def _sent_by_spark(
         self, part: Collection[str] | None, games: int, already_rejected: DataFrame | None, task: FanOut
     ) -> FanOutResult:
-        """Run the job over rows that Spark reads."""
         source = self.source
         rows = self.rows() if part is None else self.rows().where(self._named(part))
         rows = _prepared(source, rows, already_rejected, task.outcome)
@@ -444,7 +410,7 @@ class Staging:
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
     def _games_in_sample(self) -> Counter[object]:
-        """Name -> rows in the first row group of some files. They decide how a large job divides its work."""
+        """Name -> rows in the first row group of some files."""
         bronze = self.source.pipeline.bronze
         entity = self.source.base.field(self.source.pipeline.settings.entity_column)
         step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
@@ -454,11 +420,6 @@ class Staging:
             counted = rows.column(0).value_counts()
             names.update(dict(zip(*(counted.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
         return names
-
-    def _violations(self, outcome: RuleOutcome) -> Violations | None:
-        source = self.source
-        above = None if self.files.exact else self.low_watermark
-        return find_violations(source.pipeline.spark, outcome, self.files, source.columns, above)
 
     @property
     def batches(self) -> str:
@@ -494,7 +455,6 @@ def _prepared(source: SilverInput, rows: DataFrame, held_rows: DataFrame | None,
 
 
 def _rule_results(outcome: RuleOutcome) -> list[str]:
-    """The columns of the rules' results, and bronze's own of rejected rows, as SQL."""
     # Raw values, keys and headers only of rows that go to quarantine.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
@@ -539,8 +499,7 @@ MAX_NAMES = 100_000
 def stage_games(work: Staging) -> FanOutResult:
     """Stage the rows in one job; if a worker crashes or a transformation fails, bisect: single games fail in the result.
 
-    Returns:
-        the workers' results; `crowded` if new names have to be counted first.
+    The result is `crowded` if new names have to be counted first.
 
     Raises:
         WorkerCrashError: a worker crashed, and there are more than `MAX_NAMES` names.
@@ -558,7 +517,6 @@ def stage_games(work: Staging) -> FanOutResult:
 
 
 def _stage_halves(work: Staging, first: WorkerCrashError | UserCodeError) -> FanOutResult:
-    """Stage the rows of halves of the games after the first job failed; raises as `stage_games`."""
     pipeline = work.source.pipeline
     pipeline.on_progress(f"silver: {first}. It is retried for halves of the {pipeline.settings.names.entities}")
     rows = [(row["name"], int(row["rows"])) for row in work.names().limit(MAX_NAMES + 1).collect()]

@@ -21,8 +21,8 @@ from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
 from game_events.lakehouse.tables import BRONZE, EXPORT_FAILED_CALLS, QUARANTINE, Layer, Table, is_person, is_silver
 from game_events.plugins.governance.filter_worker import MIN_SEARCHED_BYTES, as_texts, header_values, table_files, texts_of
+from game_events.workers.decode import Mask
 from game_events.workers.job import WorkerJob
-from game_events.workers.record_filter import Mask
 
 #: Undecoded columns that may hold an id.
 BYTES = ("_kafka_key", HEADERS, "_raw_value")

@@ -25,8 +25,8 @@ from game_events.decoding.frame import PREFIXES, Rows
 from game_events.lakehouse.data.columns import HEADERS
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, is_person
+from game_events.workers.decode import Mask, OpenRecordFilter, RecordFilter
 from game_events.workers.job import WorkerJob
-from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 
 #: Shorter ids are not searched among several texts: they would match other people's records by chance.
 MIN_SEARCHED_BYTES = 4

@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.reading import BATCH_INFO, read_parts
 from game_events.pipeline.gold.execute import Staged, execute, merge_partials
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commit_of, plan_games, player_agg
-from game_events.workers.gold import COUNT, FIRST, GAME, KEY, KEYS, LAST, TIMES, PartialAggregate, PartialRows
+from game_events.workers.rows import COUNT, FIRST, GAME, KEY, KEYS, LAST, TIMES, PartialAggregate, PartialRows
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.gold import GoldWorld

@@ -16,7 +16,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import Reconciliation, count_rows, reconcile
 from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport

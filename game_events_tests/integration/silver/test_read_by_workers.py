@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import paths
 from game_events.pipeline import fanout
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.quality.rules import problems, require_valid
+from game_events.pipeline.quality import problems, require_valid
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import check_rules
 from game_events.rules import Rule

@@ -14,7 +14,7 @@ from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, paths
 from game_events.pipeline import fanout
-from game_events.pipeline.quality import rules as module
+from game_events.pipeline import quality as module
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver

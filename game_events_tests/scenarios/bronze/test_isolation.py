@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 
 from game_events.decoding.frame import Reason
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.bronze import staging as bronze_module
+from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport

@@ -19,7 +19,7 @@ from game_events.lakehouse.tables import Layer, is_game, paths
 from game_events.pipeline.fanout import spread, write_game_files
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
-from game_events.pipeline.quality.decisions import Decisions, Rewritten
+from game_events.pipeline.quality import Decisions, Rewritten
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, _outcome
 from game_events.rules import Rule
 from game_events.workers.fanout import INVALID, OVER_LIMIT, FanOut

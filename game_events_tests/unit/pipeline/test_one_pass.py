@@ -17,8 +17,8 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import fanout as module
 from game_events.pipeline.fanout import OnePass
 from game_events.workers.fanout import FanOut, OnePassTask, Routing, SecondStage
-from game_events.workers.gold import COUNT, KEY, PartialAggregate
 from game_events.workers.results import FanOutResult
+from game_events.workers.rows import COUNT, KEY, PartialAggregate
 
 COLUMNS = ColumnMap({"game_name": pa.string(), "gamer_id": pa.string(), "at": TIME})
 OF = PartialAggregate("game_name", "gamer_id", "at")

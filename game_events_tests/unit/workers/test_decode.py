@@ -352,7 +352,8 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_ke
 
 def test_records_that_crash_a_worker_are_in_quarantine_as_they_are_and_not_decoded(tmp_path, monkeypatch):
     staged = Staged(tmp_path, [records([good(1), good(2), b"no frame"])])
-    task = replace(staged.task, deadly={("topic-id", 0): {1: "it dies", 2: "it dies too"}, ("topic-id", 1): {0: "elsewhere"}})
+    deadly = {("topic-id", 0, 1): "it dies", ("topic-id", 0, 2): "it dies too", ("topic-id", 1, 0): "elsewhere"}
+    task = replace(staged.task, deadly=deadly)
     decoded = []
     decode = BatchDecoder.decode
     monkeypatch.setattr(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,8 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.plugins.governance.filter_worker import ErasedPeople, id_hash
 from game_events.workers.decode import BronzeTask
 from game_events.workers.fanout import INVALID, OnePassTask, Routing
-from game_events.workers.gold import COUNT, GAME, PartialAggregate
 from game_events.workers.results import StagedRows
+from game_events.workers.rows import COUNT, GAME, PartialAggregate
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
 from game_events_tests.unit.workers.test_decode import OLD, PLAN, good, records
 
@@ -37,7 +38,7 @@ def staged(
     task = BronzeTask(
         *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, record_filter=record_filter, one_pass=one_pass
     )
-    return lakehouse, run(task.planned(plan), task_numbers(0))
+    return lakehouse, run(replace(task, plan=plan), task_numbers(0))
 
 
 def on_disk(folder: Path) -> list[Path]:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.data.columns import TIME
-from game_events.workers import gold
-from game_events.workers.gold import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, PartialRows, merged_partials
+from game_events.workers import rows as module
+from game_events.workers.rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, PartialRows, merged_partials
 
 OF = PartialAggregate("game_name", "gamer_id", "at")
 Event = tuple[str | None, str | None, int | None]
@@ -60,7 +60,7 @@ def test_partial_rows_of_any_batches_and_tasks_are_merged_to_the_aggregate_of_al
 
 
 def test_more_partial_rows_than_the_bound_are_dropped_and_repeated_keys_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gold, "MOST_ROWS", 3)
+    monkeypatch.setattr(module, "MOST_ROWS", 3)
     task = PartialRows(OF)
     for _ in range(4):
         task.add(table([("uno", "a", 1), ("uno", "b", 2)]))
@@ -71,7 +71,7 @@ def test_more_partial_rows_than_the_bound_are_dropped_and_repeated_keys_count_on
 
 
 def test_keys_of_which_hardly_one_repeats_are_dropped_at_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gold, "MANY_ROWS", 4)
+    monkeypatch.setattr(module, "MANY_ROWS", 4)
     few, many = PartialRows(OF), PartialRows(OF)
     few.add(table([("uno", key, 1) for key in "abc"]))
     many.add(table([("uno", key, 1) for key in "abcc"]))

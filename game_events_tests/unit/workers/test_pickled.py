@@ -11,8 +11,8 @@ from pathlib import Path
 
 import game_events
 from game_events.sources.source import Reading
+from game_events.workers.decode import RecordFilter
 from game_events.workers.job import WorkerJob
-from game_events.workers.record_filter import RecordFilter
 
 #: Modules of classes that workers run.
 RUN_THERE = re.compile(r"game_events\.(workers\.\w+|(sources|plugins)\.\w+\.\w*(reader|worker)\w*)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.pipeline.bronze.staging import deadly_records
+from game_events.pipeline.bronze.load import deadly_records
 from game_events.sources.source import MicroBatch, Partition
 from game_events.spark.failures import WorkerCrashError
 

@@ -18,7 +18,7 @@ from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.offsets import offsets_of
-from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
+from game_events.pipeline.quality import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import GameStart, SilverInput

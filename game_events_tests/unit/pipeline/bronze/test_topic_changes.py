@@ -17,8 +17,8 @@ from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO, Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.bronze.load import decided_on
 from game_events.pipeline.bronze.offsets import changes
-from game_events.pipeline.bronze.staging import decided_on
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
 from game_events.plugins.files.delta_table import TABLE
 from game_events.sources.factory import make_source

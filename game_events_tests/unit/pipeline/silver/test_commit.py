@@ -8,7 +8,7 @@ import pytest
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import staged
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import GameStart, SilverInput

@@ -10,7 +10,7 @@ from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
+from game_events.pipeline.quality import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import next_incarnation, settle
 from game_events.pipeline.silver.refresh import SilverRun, is_at_watermark, starts_of

@@ -3,7 +3,7 @@
 import pytest
 
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
+from game_events.pipeline.quality import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import GameStart, SilverInput

@@ -10,7 +10,7 @@ import pytest
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline import fanout
 from game_events.pipeline.fanout import is_shuffled, shares_for, tasks_for
-from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality import Decisions
 from game_events.pipeline.silver import stage as module
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging
 from game_events.rules import Rule

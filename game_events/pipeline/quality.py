@@ -1,18 +1,29 @@
-"""Rules in Spark, which alone evaluates SQL: their validation, which reads no rows, and their evaluation.
+"""Rules in Spark, which alone evaluates SQL; and quarantine's decisions on which rows silver rejects.
 
 Spark's plan decides whether a row is kept, dropped or rejected, and workers do that (`workers.rules`). For workers that read
 bronze's files a job before finds the rows that violate rules: most violate none, so hardly anything goes to Python.
+
+Decisions are committed to quarantine before silver's own commit. Guarantee: of the bronze rows up to the batch that is decided
+for a game, silver lacks those that quarantine holds for the game (layer `silver`, no `replayed_batch`), and only those,
+whatever rules are in force by now. So neither a crash between the two commits, nor a concurrent run, nor a changed rule puts a
+row into both tables or into neither. And the rows that quarantine holds for a decided game are of this bronze, each once:
+others are marked as replayed (`silver.commit.noted`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, reduce
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,10 +31,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
 from game_events.config.names import columns_in, foreign_call, holds_query, reads_clock
-from game_events.errors import ConfigurationError, first_line, some_columns
-from game_events.lakehouse.data.columns import COORDINATES
-from game_events.lakehouse.data.reading import FileSelection
-from game_events.lakehouse.data.spark_files import read_files
+from game_events.errors import ConfigurationError, ConflictError, first_line, some_columns
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored
+from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
+from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.data.reading import FileSelection, read_arrow
+from game_events.lakehouse.data.spark_files import read_files, read_table
+from game_events.lakehouse.data.staging import StagedFile, discard
+from game_events.lakehouse.tables import Layer, Table, add_actions, table_id, version_of
+from game_events.pipeline.context import Pipeline
 from game_events.rules import Action, Rule
 from game_events.spark.config import null_on_error
 from game_events.workers.results import RuleCounts
@@ -42,13 +60,13 @@ from game_events.workers.rules import (
     bits_schema,
 )
 
+log = logging.getLogger(__name__)
+
 
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
     """Analyze each rule against the columns of its layer's rows.
 
-    Raises:
-        ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row; the
-            message has the rule, the problem and the columns.
+    ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row.
     """
     rules = list(rules)
     if not rules:
@@ -72,7 +90,7 @@ def refuse(by_rule: dict[str, str], columns: Sequence[str]) -> None:
 
 
 def _refused(sql: str) -> str | None:
-    """The reason if a rule has a query, other code or a clock, which Spark would evaluate; else None."""
+    """Why a rule is refused that Spark would evaluate; None: it is not."""
     if holds_query(sql):
         return f"{sql!r} holds a query: a rule may read one row and nothing else"
     if (called := foreign_call(sql)) is not None:
@@ -100,7 +118,6 @@ def _sound_together(spark: SparkSession, conditions: tuple[str, ...], columns: S
 
 
 def _unsound(spark: SparkSession, sql: str, columns: StructType | None) -> str | None:
-    """The reason if Spark's analysis refuses a condition; else None."""
     with null_on_error(spark), _quiet():
         try:
             empty = spark.createDataFrame([], columns or "_no_column int")
@@ -173,17 +190,16 @@ def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | No
 
 def violated(rules: RuleColumns) -> list[Column]:
     """A bigint for each `BITS` rules: the bits of those that the row violates."""
-    return [
-        reduce(Column.bitwiseOR, (_bit(rules, rule, bit) for bit, rule in enumerate(part))).alias(name)
-        for name, part in zip(rules.names, rules.parts(), strict=True)
-    ]
-
-
-def _bit(rules: RuleColumns, rule: Rule, bit: int) -> Column:
-    broken = ~holds(rule.sql)
-    if rule.games:
-        broken = F.col(rules.game_column).isin(*rule.games) & broken
-    return F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L"))
+    columns = []
+    for name, part in zip(rules.names, rules.parts(), strict=True):
+        bits = []
+        for bit, rule in enumerate(part):
+            broken = ~holds(rule.sql)
+            if rule.games:
+                broken = F.col(rules.game_column).isin(*rule.games) & broken
+            bits.append(F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L")))
+        columns.append(reduce(Column.bitwiseOR, bits).alias(name))
+    return columns
 
 
 def any_of(rules: RuleColumns, action: Action) -> Column:
@@ -241,12 +257,7 @@ def find_violations(
 ) -> Violations | None:
     """Evaluate silver's rules on the rows of bronze's files, in one job; None: more than `MOST_VIOLATIONS` rows violate them.
 
-    Args:
-        spark: the session.
-        outcome: with the rules.
-        files: bronze's files.
-        columns: of the rows.
-        above: only rows of later bronze batches; None: all rows.
+    `above`: only rows of later bronze batches; None: all rows.
     """
     rules = outcome.rules
     needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
@@ -265,7 +276,7 @@ def find_violations(
 
 
 def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
-    """Path of a file below the table's folder -> its rows with this schema, ascending, as an Arrow stream."""
+    """As `Violations.files`."""
     folder = unquote(files.root).rpartition("/")[2]
     known = set(files.paths)
     names = violating.column(FILE).combine_chunks().dictionary_encode()
@@ -278,12 +289,193 @@ def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> di
         path = unquote(uri).rpartition(f"/{folder}/")[2]
         if path not in known:
             raise AssertionError(f"Spark read {uri}, which is none of the files that it was given of {files.root}")
-        by_path[path] = _written(rows.slice(begin, end - begin))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(rows.slice(begin, end - begin).combine_chunks())
+        by_path[path] = bytes(sink.getvalue())
     return by_path
 
 
-def _written(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(rows.combine_chunks())
-    return bytes(sink.getvalue())
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions on silver's rows in one version of quarantine.
+
+    `handle`: its version; None: there is no table. `bronze_id`: the bronze that batches refer to (`BronzeIdentity.key`).
+    """
+
+    table: Table
+    handle: DeltaTable | None
+    bronze_id: str
+
+    @classmethod
+    def read(cls, pipeline: Pipeline, bronze_id: str) -> Decisions:
+        """Those in quarantine's latest version; DataError: it was restored, so rows of committed decisions are gone."""
+        handle = pipeline.open_quarantine()
+        if handle is not None:
+            handle = refuse_restored(pipeline.quarantine, handle)
+        return cls(pipeline.quarantine, handle, bronze_id)
+
+    @cached_property
+    def in_force(self) -> bool:
+        """Whether there is any decision on rows of this bronze."""
+        return self._value(Txn.DECIDED_BATCH) is not None
+
+    @cached_property
+    def redecisions(self) -> int:
+        """Number of commits that decided again on all rows of games, each for silver tables that are replaced."""
+        return self._value(Txn.DECIDED_INCARNATION) or 0
+
+    def batch(self, game: str) -> int | None:
+        """Last bronze batch for which a game's rows are decided; None: there never was a decision."""
+        return self._value(Txn.DECIDED_BATCH, game) if self.in_force else None
+
+    def incarnation(self, game: str) -> int:
+        """Incarnation of the silver table that a game's rows were decided again for; 0: they never were."""
+        return (self._value(Txn.DECIDED_INCARNATION, game) or 0) if self.redecisions else 0
+
+    @cached_property
+    def rejected_rows(self) -> Counter[str]:
+        """Game -> its rejected rows in quarantine: from the log's statistics, except files of several games, which are read."""
+        rejected: Counter[str] = Counter()
+        if self.handle is None:
+            return rejected
+        mixed: list[str] = []
+        for file in add_actions(self.handle).to_pylist():
+            if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
+                continue
+            game = file.get("min.game")
+            whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
+            if whole and game is not None and game == file.get("max.game"):
+                rejected[game] += int(file["num_records"])
+            else:
+                mixed.append(file["path"])
+        if mixed:
+            rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
+            if "game" in rows.column_names:
+                is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
+                rejected.update(rows.filter(is_held)["game"].drop_null().to_pylist())
+        return rejected
+
+    def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
+        """Coordinates and game of these games' rejected rows; None: there are none."""
+        wanted = sorted(self.rejected_rows.keys() & set(games))
+        if self.handle is None or not wanted:
+            return None
+        rows = read_table(pipeline.spark, self.handle)
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
+        return rows.select(*COORDINATES, "game").distinct()
+
+    def _value(self, app: Txn, *game: str) -> int | None:
+        return txn(self.handle, app.of(self.bronze_id, *game))
+
+
+@dataclass(frozen=True)
+class RejectionDecision:
+    """A decision on one game's rows.
+
+    `batch`: rows up to this bronze batch are decided. `files`: staged rows that are rejected now. `incarnation`: if all rows
+    are decided again: the incarnation of the silver table that replaces them.
+    """
+
+    batch: int
+    files: Sequence[StagedFile] = ()
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Staged files with the rows of quarantine that are marked as replayed, and the paths of the files that they replace."""
+
+    files: Sequence[StagedFile] = ()
+    paths: frozenset[str] = frozenset()
+
+
+def decide(
+    pipeline: Pipeline, before: Decisions, planned: Mapping[str, RejectionDecision], rewritten: Rewritten = Rewritten()
+) -> tuple[Landed | None, set[str]]:
+    """Commit the decisions on some games, all at once, planned from the decisions `before`.
+
+    A game without rejected rows is decided, too: a concurrent run with other rules could decide otherwise.
+
+    Returns:
+        the commit, if there was one; and the games that a concurrent run has decided on meanwhile, whose files are deleted.
+
+    Raises:
+        TransientError: the outcome is not known: silver must not be committed; the next run reads the outcome.
+    """
+    now = Decisions.read(pipeline, before.bronze_id)
+    moved = _decided_meanwhile(before, now, planned)
+    if moved and rewritten.paths:  # these files have rows of all games
+        moved = set(planned)
+        discard(pipeline.quarantine, list(rewritten.files))
+    for game in moved:
+        discard(pipeline.quarantine, list(planned[game].files))
+    left = {game: decision for game, decision in planned.items() if game not in moved}
+    due = {
+        game: decision
+        for game, decision in left.items()
+        if decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0)
+    }
+    if not due:
+        return None, moved
+    try:
+        landed = commit(_commit_plan(pipeline, before, now, due, rewritten))
+    except ConflictError as error:
+        log.info("rejections_conflict=%r planned_again=%d", str(error), len(planned))
+        return None, set(planned)
+    pipeline.tables.publish(pipeline.quarantine, landed.handle)
+    failpoints.reach("rejections_decided")
+    return landed, moved
+
+
+def _decided_meanwhile(before: Decisions, now: Decisions, games: Iterable[str]) -> set[str]:
+    """Games that a concurrent run has decided on between two versions of quarantine; all if it is another table."""
+    games = list(games)
+    if table_id(now.handle) != table_id(before.handle):
+        return set(games)
+    same = for_games(games, lambda g: before.batch(g) == now.batch(g) and before.incarnation(g) == now.incarnation(g))
+    return {game for game, is_same in same.items() if not is_same}
+
+
+def _commit_plan(
+    pipeline: Pipeline, before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision], rewritten: Rewritten
+) -> Commit:
+    expected, advance = _transactions(before, now, due)
+    files = [file for decision in due.values() for file in decision.files]
+    return Commit(
+        pipeline.quarantine,
+        QUARANTINE_COLUMNS,
+        [*files, *rewritten.files],
+        expect_transactions=expected,
+        set_transactions=advance,
+        table_id=table_id(now.handle),
+        from_version=version_of(before.handle),
+        rewritten=rewritten.paths,
+        info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
+        description=QUARANTINE_DESCRIPTION,
+    )
+
+
+def _transactions(
+    before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision]
+) -> tuple[dict[str, int | None], dict[str, int]]:
+    bronze_id = now.bronze_id
+    # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
+    refreshed = Txn.FULL_REFRESH.of(BronzeIdentity.of_key(bronze_id).table_id)
+    expected: dict[str, int | None] = {refreshed: txn(before.handle, refreshed)}
+    advance: dict[str, int] = {}
+    for game, decision in due.items():
+        app = Txn.DECIDED_BATCH.of(bronze_id, game)
+        expected[app] = before.batch(game)
+        advance[app] = max(decision.batch, expected[app] or 0)
+        if decision.incarnation is not None:
+            app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
+            expected[app] = before.incarnation(game) or None
+            advance[app] = decision.incarnation
+    if not now.in_force:
+        advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
+    if any(decision.incarnation is not None for decision in due.values()):
+        app = Txn.DECIDED_INCARNATION.of(bronze_id)
+        expected[app] = now.redecisions or None
+        advance[app] = now.redecisions + 1
+    return expected, advance
