@@ -15,7 +15,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.history import origins
+from game_events.plugins.catalog.schema_history import origins
 
 HEAD = 'syntax = "proto3"; package t;\n'
 TEXTS = {
