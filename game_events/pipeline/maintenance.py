@@ -48,8 +48,8 @@ from game_events.lakehouse.tables import (
 )
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import listed_files
-from game_events.pipeline.reporting.counts import TableMaintenance
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import TableMaintenance
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,8 @@ from game_events.lakehouse.data.columns import COORDINATES, FIRST_MESSAGE, QUARA
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, Table, table_id, version_of
-from game_events.pipeline.context import Pipeline
+from game_events.pipeline.context import Pipeline, record_filter
 from game_events.pipeline.fanout import OnePass
-from game_events.pipeline.hooks import record_filter
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.source import MicroBatch, Offsets, Partition, Reading

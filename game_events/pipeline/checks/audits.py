@@ -38,8 +38,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import expressions, is_current, player_agg, player_agg_columns, silver_columns
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.quality.rules import breaks, require_valid, violated
-from game_events.pipeline.reporting.counts import CheckResult
-from game_events.pipeline.reporting.result import RuleReport
+from game_events.pipeline.reporting.result import CheckResult, RuleReport
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error, reads_delta, small_snapshots

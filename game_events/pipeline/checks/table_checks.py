@@ -43,8 +43,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import KNOWN, keys_and_times_known
 from game_events.pipeline.offsets import BronzeCommit, bronze_commit, erased_rows, next_offsets
 from game_events.pipeline.quarantine import is_noted
-from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import NEW, WHOLE, CheckResult
 from game_events.plugin import parts
 from game_events.sources.factory import kind_of
 from game_events.sources.source import Gap, Partition
