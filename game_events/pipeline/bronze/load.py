@@ -35,12 +35,12 @@ from game_events.pipeline.bronze.offsets import (
 )
 from game_events.pipeline.bronze.staging import commit_undecodable, decided_on, stage_micro_batch
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity
 from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.schemas.catalog import BRONZE_DESCRIPTION
 from game_events.sources.source import Gap, MicroBatch, SourceSnapshot
 from game_events.workers.results import StagedRows
 
@@ -160,7 +160,7 @@ def _commit_micro_batch(
     if staged.quarantine or begun != bronze.transaction_version(Txn.QUARANTINE_DONE):
         begun = commit_undecodable(pipeline, bronze, quarantine, part, staged, report)
     planned = _planned(pipeline, tables, plan, part, staged, begun)
-    about = about_bronze(pipeline, bronze, staged.types)
+    about = pipeline.catalog.about_bronze(bronze, staged.types)
     known = names_of(bronze)
     landed = commit(replace(planned, description_now=about, from_table=bronze))
     pipeline.tables.publish(pipeline.bronze, landed.handle)
@@ -228,7 +228,7 @@ def commit_of(
     columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
     return Commit(
         pipeline.bronze,
-        documented(pipeline, bronze_schema(columns), columns, staged.types),
+        pipeline.catalog.documented(bronze_schema(columns), columns, staged.types),
         staged.bronze,
         expected,
         advance,

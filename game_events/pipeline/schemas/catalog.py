@@ -1,16 +1,26 @@
-"""Schema catalog: decode plans and descriptions of message types, by schema id. Runs in the driver."""
+"""Schema catalog: decode plans, message types and comments, by schema id. Runs in the driver.
+
+A column has the comment of the newest schema of its rows: an older schema id never replaces the comment of a newer one, so
+producers of several versions do not alternate it. Nothing but comments depends on this.
+"""
 
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
+from deltalake import DeltaTable
+
 from game_events.decoding.columns import ColumnMap, Field, Kept, ValueRules, field_key
+from game_events.decoding.comments import clean
 from game_events.decoding.decoder import DecodePlan, TypeKey, first_decoders
 from game_events.decoding.frame import IndexPath, Reason, SchemaId, ordered
 from game_events.decoding.projection import CompiledSchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
+from game_events.lakehouse.data.columns import with_comments
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.store import RegistryChangedError, SchemaStore
 from game_events.schema_registry import SchemaLookup
@@ -18,6 +28,13 @@ from game_events.schema_registry import SchemaLookup
 log = logging.getLogger(__name__)
 #: Message types of one schema that are described; records of the others are decoded, too.
 MAX_TYPES = 1_000
+
+BRONZE_DESCRIPTION = "Every decodable record of the source, once, decoded by its writer's schema"
+
+#: Separates a table's own description from the comment of its message type.
+MESSAGE = ". Message: "
+
+_OF = re.compile(r" \(schema id (\d+)\)$")
 
 
 class SchemaCatalog(SchemaStore):
@@ -180,3 +197,33 @@ class SchemaCatalog(SchemaStore):
             names = {path: compiled.name_of(path) for path in (*compiled.paths(), *more)}
         self._names |= {(schema_id, path): name for path, name in names.items()}
         return {(schema_id, path) for path, name in names.items() if name is not None and name not in self._selected}
+
+    def documented(self, schema: pa.Schema, columns: ColumnMap, types: Iterable[TypeKey]) -> pa.Schema:
+        """Bronze's schema with the comments of the message types that occurred; GUIDs have no order and count as the oldest."""
+        texts: dict[str, tuple[str, int]] = {}
+        for schema_id, _ in sorted(set(types), key=lambda key: (ordered(key[0]), key[1])):
+            comments = self.comments(schema_id)
+            for message, fields in self.known_messages(schema_id).items():
+                for item in fields:
+                    column = columns.names.get(field_key(message, (item.id,), item.kind))
+                    text = clean(comments.of(message, (item.name,))) if column is not None else ""
+                    if column is not None and text:
+                        texts[column] = (text, schema_id if isinstance(schema_id, int) else 0)
+        return with_comments(schema, texts)
+
+    def about_bronze(self, bronze: DeltaTable, types: Iterable[TypeKey]) -> str | None:
+        """Bronze's description with the comment of its newest message type; None if there is no newer one."""
+        newest = max((i for i, _ in types if isinstance(i, int)), default=None)
+        held = _OF.search(bronze.metadata().description or "")
+        if newest is None or (held is not None and newest <= int(held[1])):
+            return None
+        comments = self.comments(newest)
+        texts = [clean(comments.of(message)) for message in self.known_messages(newest)]
+        text = next(filter(None, texts), "")
+        return f"{BRONZE_DESCRIPTION}{MESSAGE}{text} (schema id {newest})" if text else None
+
+
+def message_comment(bronze: DeltaTable) -> str:
+    """The comment of the message type in bronze's description, for derived tables; or an empty text."""
+    about = _OF.sub("", bronze.metadata().description or "")
+    return f"{MESSAGE}{about.partition(MESSAGE)[2]}" if MESSAGE in about else ""
