@@ -33,7 +33,7 @@ from game_events.orchestration.runs import (
     unused_run_key,
 )
 from game_events.orchestration.ticks import Clock, Sensor, SensorCursor, Tick, some
-from game_events.pipeline.lag import PipelineLag, digest, read_lag
+from game_events.pipeline.runs.pending import PipelineLag, digest, read_lag
 from game_events.sources.source import Partition
 
 #: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.

@@ -33,7 +33,7 @@ from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import Histogram
-from game_events.pipeline.runs.lost_tables import find_lost_tables
+from game_events.pipeline.runs.pending import find_lost_tables
 from game_events.pipeline.runs.preflight import newest_run
 from game_events.pipeline.runs.refresh import TriggeredRun, cycle
 from game_events.sources.factory import class_of

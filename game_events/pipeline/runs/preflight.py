@@ -46,7 +46,8 @@ from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
 from game_events.pipeline.maintenance import outdated_tables
 from game_events.pipeline.quality.rules import problems, refuse
-from game_events.pipeline.runs.refresh import Parts, Selection, backlog, left_out_until_now
+from game_events.pipeline.runs.pending import backlog, left_out_until_now
+from game_events.pipeline.runs.refresh import Parts, Selection
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games

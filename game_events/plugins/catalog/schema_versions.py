@@ -19,7 +19,7 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, unused_run_key
 from game_events.orchestration.sensors import REFRESH, TIMEOUT_S
 from game_events.orchestration.ticks import SHOWN, Sensor, Tick, some
-from game_events.pipeline.lag import digest
+from game_events.pipeline.runs.pending import digest
 from game_events.plugins.catalog.schema_history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
