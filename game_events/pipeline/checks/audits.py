@@ -1,11 +1,4 @@
-"""Checks that recompute: gold from silver, the history of throughput, rules.
-
-Check that gold of some games equals a recompute from their silver tables, and the unified table's rows equal gold.
-
-Checks against the past, as the event log has it: bronze's columns, and how many rows the games send a day.
-
-Count the violations of rules over all rows: one Spark job for each layer, nothing is written.
-"""
+"""Checks beyond one table: gold against silver, the tables against their past in the event log, rules over all rows."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
@@ -98,18 +91,12 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
-def _sample(pipeline: Pipeline, sample_games: int) -> list[str]:
-    """Some games, others in each run."""
-    bronze = pipeline.open_bronze()
-    if bronze is None:
-        return []
-    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games
-    return sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
-
-
 def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     """The sample's tables, opened from the last layer to the first, so that none has rows that its source does not have."""
-    chosen = _sample(pipeline, sample_games)
+    bronze = pipeline.open_bronze()
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else ()
+    # Others in each run.
+    chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
     aggregate = player_agg(pipeline.settings)
     # In the layout `partitioned` it is gold itself.
     unified = None if pipeline.lakehouse.is_partitioned else pipeline.lakehouse.table(UNIFIED).open_to_read()
@@ -388,7 +375,7 @@ Reports = dict[tuple[str, str, str], RuleReport]
 
 
 def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Reports:
-    """Count the rows of every game, and those that violate each rule.
+    """Count the rows of every game, and those that violate each rule: one Spark job for each layer, nothing is written.
 
     Rules of silver are evaluated on the bronze rows that the game's silver table was computed from, rejected ones included;
     rules of gold on gold's rows.

@@ -1,11 +1,7 @@
 """Continuous mode: the cycle of `refresh`, repeated until it is stopped; and whether there is anything to do.
 
-Continuous mode: the cycle of `refresh`, repeated until it is stopped.
-
 Guarantee: the same as of a triggered run. Commits are compare-and-set, so a loop that is stopped or killed leaves consistent
 tables, and the next run continues from them. An idle loop starts no Spark job and commits nothing.
-
-Whether a run over everything would find anything to do, by the run's own steps on tables that are read only.
 """
 
 import logging
@@ -158,8 +154,7 @@ class Loop:
         on_cycle: called in the loop's thread with the report of each cycle that committed something.
         duration_s: time limit; gold is refreshed at the end.
         hand_over_s: time limit after which another run continues (`report.handed_over`).
-        first_pause_s, longest_pause_s: pauses between attempts while a broker, a registry or storage is unavailable: doubled up
-            to the longest.
+        first_pause_s, longest_pause_s: pauses between attempts during an outage, each twice the one before.
         cycle: one refresh of all layers, which the loop repeats.
         one_pass: what its steps hold for later ones.
     """
@@ -306,7 +301,7 @@ class Loop:
 
     @staticmethod
     def _again(attempt: RetryCallState) -> bool:
-        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        error = _error_of(attempt)
         if isinstance(error, JVM_GONE):
             return False
         if isinstance(error, (*FAULTS, WorkerCrashError)):
@@ -314,19 +309,22 @@ class Loop:
         return isinstance(error, TransientError)
 
     def _note_failure(self, attempt: RetryCallState) -> None:
-        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        error = _error_of(attempt)
         self.report.retries += 1
         if is_session_lost(error):
             close_session(self.pipeline.spark)
-        why = self.why(error) if error is not None else ""
         self.report.state = WAITING
-        self.report.why = why
+        self.report.why = self.why(error)
         again = attempt.attempt_number, attempt.upcoming_sleep
-        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", *again, why)
+        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", *again, self.report.why)
 
-    def why(self, error: BaseException) -> str:
+    def why(self, error: BaseException | None) -> str:
         """The first line of an error's text with the cause, without secrets."""
-        return without_secrets(first_line(error), self.pipeline.settings, most=500)
+        return "" if error is None else without_secrets(first_line(error), self.pipeline.settings, most=500)
+
+
+def _error_of(attempt: RetryCallState) -> BaseException | None:
+    return attempt.outcome.exception() if attempt.outcome is not None else None
 
 
 def memory_mib() -> dict[str, float]:

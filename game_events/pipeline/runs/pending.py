@@ -210,8 +210,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
     is_complete = bool(began) and not search.unreadable
     names = sorted(what for tables in lost.values() for what in tables.values())
     if names:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        report.warn(f"made whole again: {', '.join(names[:NAMED])}{more}")
+        report.warn(f"made whole again: {first_few(names, NAMED, ', ')}")
         log.info("lost_tables=%d first=%r", len(names), names[0])
     elif search.read <= few or pipeline.read_only or not is_complete:
         return
