@@ -57,11 +57,10 @@ class SchemaCatalog(SchemaStore):
         `values`: what becomes of single values. A type that would make more than `max_columns` is not decoded. After
         `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
-        super().__init__(registry, lakehouse)
+        self._values = values or ValueRules()
+        super().__init__(registry, lakehouse, decimals=self._values.decimals)
         self._selected = frozenset(selected)
         self._kept = kept or {}
-        self._values = values or ValueRules()
-        self.decimals = self._values.decimals
         self._max_columns = max_columns
         self.max_unknown_ids = max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}

@@ -97,12 +97,15 @@ class SchemaStore:
     not archived yet. Ids that are unknown expire after `unknown_s`, as do those with another meaning.
     """
 
-    #: Whether messages of protobuf that are decimals become decimals.
-    decimals = False
+    def __init__(
+        self, registry: SchemaLookup, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S, *, decimals: bool = False
+    ) -> None:
+        """Read the archive's ids; the registry is asked later, id by id.
 
-    def __init__(self, registry: SchemaLookup, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
-        """Read the archive's ids; the registry is asked later, id by id."""
+        `decimals`: messages of protobuf that are decimals become decimals.
+        """
         self._unknown_s = unknown_s
+        self._decimals = decimals
         self._registry = registry
         self._archive = SchemaArchive(lakehouse)
         self._known = {i: _Known(digests) for i, digests in self._archive.digests().items()}
@@ -159,9 +162,11 @@ class SchemaStore:
         if known.compiled is None:
             schema = self._text(schema_id, known)
             try:
-                known.compiled = self._as_set(compile_schema(schema))
+                known.compiled = compile_schema(schema)
             except DataError as error:
                 known.compiled = error
+            if self._decimals and isinstance(known.compiled, ProtobufSchema):
+                known.compiled = replace(known.compiled, decimals=True)
         compiled = known.compiled
         self._use(schema_id)  # may drop it
         return compiled
@@ -178,10 +183,6 @@ class SchemaStore:
         if known.schema is None:
             raise DataError(f"{self._archive.uri} has lost schema id {schema_id}, which it had when this run began")
         return known.schema
-
-    def _as_set(self, compiled: CompiledSchema) -> CompiledSchema:
-        """A compiled schema as the settings have it."""
-        return replace(compiled, decimals=True) if self.decimals and isinstance(compiled, ProtobufSchema) else compiled
 
     def _fetch(self, schema_id: SchemaId) -> _Known | None:
         """The entry of an id: from the registry, once per process; from the archive while the registry is down."""
@@ -399,9 +400,8 @@ def _paths(handle: DeltaTable, schema_ids: Collection[SchemaId]) -> list[str]:
     """Files that may have rows of these ids, by their statistics."""
     files = add_actions(handle)
     chosen: set[str] = set()
-    refs = [SchemaRef.of(schema_id) for schema_id in schema_ids]
-    numbers = [ref.number for ref in refs if ref.number is not None]
-    guids = [ref.guid for ref in refs if ref.guid is not None]
+    numbers = [schema_id for schema_id in schema_ids if isinstance(schema_id, int)]
+    guids = [schema_id for schema_id in schema_ids if isinstance(schema_id, str)]
     if numbers:
         chosen.update(files.filter(may_hold(files, "schema_id", min(numbers), max(numbers)))["path"].to_pylist())
     if guids:
