@@ -216,6 +216,8 @@ class TriggeredRun:
 
     A table whose full refresh fails stays as it is in this run, also if an update could add rows: the run reports the failure,
     and no commit beside it looks like success. The next run updates it as usual.
+
+    `until`: of a cycle of continuous mode, which takes one micro-batch: a recent snapshot of the source.
     """
 
     pipeline: Pipeline
@@ -223,6 +225,7 @@ class TriggeredRun:
     selection: Selection = EVERYTHING
     ignore_intervals: bool = False
     one_pass: OnePass = field(default_factory=OnePass)
+    until: SourceSnapshot | None = None
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
@@ -238,7 +241,7 @@ class TriggeredRun:
     def bronze(self) -> None:
         """Read the source up to its current end; replace bronze first, if that was selected and is allowed."""
         chosen = self.selection
-        if chosen.everything:
+        if chosen.everything and self.until is None:  # continuous mode searches at intervals
             find_lost_tables(self.pipeline, self.report)
         self.report.warn(*chosen.notices)
         if Layer.BRONZE in chosen.full:
@@ -246,7 +249,8 @@ class TriggeredRun:
             replace_bronze(self.pipeline, self.report)
         if Layer.BRONZE in chosen.update:
             with self.one_pass.dropped_on_error():
-                load_bronze(self.pipeline, self.report, one_pass=self._one_pass)
+                most = 1 if self.until is not None else None
+                load_bronze(self.pipeline, self.report, self.until, most, self._one_pass)
                 replay_what_became_known(self.pipeline, self.report)
 
     def silver(self) -> None:
@@ -322,20 +326,16 @@ def cycle(
 ) -> None:
     """One cycle of continuous mode: a micro-batch to bronze, bronze to silver, silver to gold and the unified table.
 
-    `until`: a recent snapshot of the source. `gold`: False leaves gold and the unified table for later. `go_on`: called between
-    the steps; False ends the cycle there, and the next one continues from its commits. `one_pass`: what
-    the cycles of this process hold.
+    `until`: a recent snapshot of the source. `gold`: False leaves gold and the unified table for later. `go_on`: called after
+    each step; False ends the cycle there, and the next one continues from its commits. `one_pass`: what the cycles of this
+    process hold.
     """
-    with one_pass.dropped_on_error():
-        load_bronze(pipeline, report, until, max_commits=1, one_pass=one_pass)
+    run = TriggeredRun(pipeline, report, one_pass=one_pass, until=until)
+    steps = [run.bronze, run.silver, *([run.gold, run.unified, run.own_gold] if gold else [])]
+    for step in steps:
+        step()
         if not go_on():
             return
-        replay_what_became_known(pipeline, report)
-    with one_pass.used():
-        refresh_silver(pipeline, report, one_pass=one_pass)
-    report.visible(Layer.SILVER)
-    if gold and go_on():
-        _refresh_aggregates(pipeline, report, one_pass)
 
 
 def refresh_downstream(
@@ -347,11 +347,7 @@ def refresh_downstream(
     """
     refresh_silver(pipeline, report, full=full, not_replaced=not_replaced or {})
     report.visible(Layer.SILVER)
-    _refresh_aggregates(pipeline, report)
-
-
-def _refresh_aggregates(pipeline: Pipeline, report: RunReport, one_pass: OnePass | None = None) -> None:
-    run = TriggeredRun(pipeline, report, one_pass=one_pass or OnePass())
+    run = TriggeredRun(pipeline, report)
     run.gold()
     run.unified()
     run.own_gold()
