@@ -47,8 +47,8 @@ from game_events.pipeline.maintenance import outdated_tables
 from game_events.pipeline.quality.rules import problems, refuse
 from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
+from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts

@@ -19,8 +19,8 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.data.columns import column_map
 from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog
-from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 
 #: Message full name -> its fields, in one schema version.
