@@ -257,13 +257,12 @@ class SchemaCatalog:
         """The compiled schema; DataError with the reason if the id is unknown, or the schema does not compile."""
         compiled = self.compiled(schema_id)
         if compiled is None:
-            raise DataError(self.no_such_id(schema_id))
+            raise DataError(self._no_such_id(schema_id))
         if isinstance(compiled, DataError):
             raise compiled
         return compiled
 
-    def no_such_id(self, schema_id: SchemaId) -> str:
-        """The reason why records with an unknown id are not decoded."""
+    def _no_such_id(self, schema_id: SchemaId) -> str:
         said = f"the registry {self._registry.url} has no schema with id {schema_id}"
         if schema_id == 0:
             said += (
@@ -272,7 +271,7 @@ class SchemaCatalog:
             )
         return said
 
-    def decoder(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder:
+    def _decoder(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder:
         """The decoder of a message type; DataError if there is none."""
         decoders = self._known[key[0]].decoders
         if key[1] not in decoders:
@@ -291,7 +290,7 @@ class SchemaCatalog:
         self._unknown_since.pop(schema_id, None)
         return self.compiled(schema_id) is not None
 
-    def known_messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
+    def _known_messages(self, schema_id: SchemaId) -> dict[str, tuple[Field, ...]]:
         """Message types that were decoded with this id in this process, by full name; no request."""
         decoders = self._known[schema_id].decoders.values() if schema_id in self._known else ()
         return {decoder.message: decoder.fields for decoder in decoders if not isinstance(decoder, DataError)}
@@ -307,7 +306,7 @@ class SchemaCatalog:
         self._use(schema_id)  # may drop them
         return comments
 
-    def declared(self, schema_id: SchemaId) -> Mapping[IndexPath, str]:
+    def _declared(self, schema_id: SchemaId) -> Mapping[IndexPath, str]:
         """Message types by index path, read from the text alone: of a schema that does not compile."""
         known = self._known.get(schema_id)
         if known is None or (known.schema is None and not known.digests):
@@ -365,7 +364,7 @@ class SchemaCatalog:
         for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
             compiled = self.compiled(schema_id)
             if compiled is None:
-                rejected[(schema_id, ())] = (Reason.UNKNOWN_SCHEMA, self.no_such_id(schema_id))
+                rejected[(schema_id, ())] = (Reason.UNKNOWN_SCHEMA, self._no_such_id(schema_id))
                 continue
             if isinstance(compiled, RegistryChangedError):  # of no type: it is not known what its records are
                 rejected[(schema_id, ())] = (Reason.REGISTRY_CHANGED, str(compiled))
@@ -391,7 +390,7 @@ class SchemaCatalog:
 
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:
         """The columns with those of a type; DataError: it has no decoder, or bronze cannot take its records."""
-        decoder = self.decoder(compiled, key)
+        decoder = self._decoder(compiled, key)
         grown = columns.with_message(decoder.message, decoder.fields)
         if columns.width < grown.width > self._max_columns:
             raise DataError(
@@ -445,7 +444,7 @@ class SchemaCatalog:
         """Full names of a schema's message types that are not nested; TransientError as `compiled`."""
         compiled = self.compiled(schema_id)
         if compiled is None or isinstance(compiled, DataError):
-            return sorted(self.declared(schema_id).values())
+            return sorted(self._declared(schema_id).values())
         return [name for path in compiled.paths() if (name := compiled.name_of(path)) is not None]
 
     def _not_selected(self, schema_id: SchemaId, compiled: CompiledSchema | None, *more: IndexPath) -> set[TypeKey]:
@@ -453,7 +452,7 @@ class SchemaCatalog:
         if not self._selected:
             return set()
         if compiled is None:
-            names: Mapping[IndexPath, str | None] = self.declared(schema_id)
+            names: Mapping[IndexPath, str | None] = self._declared(schema_id)
         else:
             names = {path: compiled.name_of(path) for path in (*compiled.paths(), *more)}
         self._names |= {(schema_id, path): name for path, name in names.items()}
@@ -464,7 +463,7 @@ class SchemaCatalog:
         texts: dict[str, tuple[str, int]] = {}
         for schema_id, _ in sorted(set(types), key=lambda key: (ordered(key[0]), key[1])):
             comments = self.comments(schema_id)
-            for message, fields in self.known_messages(schema_id).items():
+            for message, fields in self._known_messages(schema_id).items():
                 for item in fields:
                     column = columns.names.get(field_key(message, (item.id,), item.kind))
                     text = clean(comments.of(message, (item.name,))) if column is not None else ""
@@ -479,7 +478,7 @@ class SchemaCatalog:
         if newest is None or (held is not None and newest <= int(held[1])):
             return None
         comments = self.comments(newest)
-        texts = [clean(comments.of(message)) for message in self.known_messages(newest)]
+        texts = [clean(comments.of(message)) for message in self._known_messages(newest)]
         text = next(filter(None, texts), "")
         return f"{BRONZE_DESCRIPTION}{MESSAGE}{text} (schema id {newest})" if text else None
 
