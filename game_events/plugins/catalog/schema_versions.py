@@ -1,7 +1,7 @@
 """The sensor `schema_versions`: a new version of a subject becomes an event of its asset, with what it changed."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from game_events.orchestration.keys import schema_key
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, unused_run_key
 from game_events.orchestration.sensors import REFRESH, TIMEOUT_S
-from game_events.orchestration.ticks import SHOWN, Sensor, Tick, some
+from game_events.orchestration.ticks import SHOWN, Clock, Sensor, Tick, some
 from game_events.pipeline.runs.pending import digest
 from game_events.plugins.catalog.schema_history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
@@ -78,22 +78,21 @@ def changes_by_version(
 
 @dataclass
 class NewVersions:
-    """What one tick has found: events of subjects, their new versions in words and for the run's key, and errors."""
+    """What one tick has found: new versions of subjects, their events, errors."""
 
+    found: list[list[SubjectVersion]] = field(default_factory=list)
     events: list[dg.AssetMaterialization] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    keys: list[object] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def search(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Callable[[], float]) -> Cursor:
+    def search(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Clock) -> Cursor:
         """Search the subjects that waited longest for new versions, for `SEARCH_S` seconds; returns the next cursor.
 
         One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
         """
         registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
         until = clock() + SEARCH_S
-        wanted = set(names)
         waiting: Cursor = {name: {} for name in names if name not in seen}
+        wanted = set(names)
         waiting |= {name: versions for name, versions in seen.items() if name in wanted}
         for subject, known in list(waiting.items()):
             if clock() > until:
@@ -102,46 +101,41 @@ class NewVersions:
             del waiting[subject]
             waiting[subject] = known
             try:
-                waiting[subject] = self._search_one(settings, registry, subject, known) or known
+                if registry.newest(subject) != max(known.items(), default=None):
+                    versions = registry.versions(subject)
+                    self._note(settings, registry, versions, known)
+                    waiting[subject] = {v.version: v.schema_id for v in versions} or known
             except GameEventsError as error:
                 self.errors.append(str(error))
                 if isinstance(error, TransientError):
                     break
         return waiting
 
-    def _search_one(
-        self, settings: Settings, registry: SchemaRegistry, subject: str, known: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Versions of a subject; none, if it is not there."""
-        if registry.newest(subject) == max(known.items(), default=None):
-            return dict(known)
-        versions = registry.versions(subject)
+    def _note(
+        self, settings: Settings, registry: SchemaRegistry, versions: list[SubjectVersion], known: Mapping[int, int]
+    ) -> None:
         # A number with another schema (a recreated registry) is new.
         new = [v for v in versions if known.get(v.version) != v.schema_id]
         if new:
-            history = SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings))
+            history = SchemaHistory(registry, Lakehouse.of(settings), new[0].subject, kept_columns(settings))
             changes = changes_by_version(history, versions, new)
-            self.events.append(_version_event(schema_key(settings, subject), new, changes, registry.url))
-            self.texts.append(f"{subject} version {new[-1].version}")
-            self.keys.append([subject, new[-1].version, *(v.schema_id for v in new)])
-        return {v.version: v.schema_id for v in versions}
+            self.events.append(_version_event(schema_key(settings, new[0].subject), new, changes, registry.url))
+            self.found.append(new)
 
 
 def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     """A tick of the sensor `schema_versions`: it asks the registry once for each subject."""
-    settings = tick.settings
     new = NewVersions()
-    names = subjects(settings, TIMEOUT_S)
-    seen = new.search(settings, names, read_cursor(tick.context.cursor), tick.clock)
+    names = subjects(tick.settings, TIMEOUT_S)
+    seen = new.search(tick.settings, names, read_cursor(tick.context.cursor), tick.clock)
     cursor = json.dumps(seen)
     if not new.events:
         tick.context.update_cursor(cursor)
         known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
         return dg.SkipReason("; ".join([*new.errors[:SHOWN], f"no new version: {known}"]))
-    request = dg.RunRequest(
-        run_key=unused_run_key(tick.instance, f"schemas-{digest(new.keys)}"),
-        tags={REASON: f"schema: {', '.join(new.texts)}"[:200]},
-    )
+    key = digest([[v[-1].subject, v[-1].version, *(one.schema_id for one in v)] for v in new.found])
+    texts = ", ".join(f"{v[-1].subject} version {v[-1].version}" for v in new.found)
+    request = dg.RunRequest(unused_run_key(tick.instance, f"schemas-{key}"), tags={REASON: f"schema: {texts}"[:200]})
     return dg.SensorResult(asset_events=new.events, run_requests=[request], cursor=cursor)
 
 
