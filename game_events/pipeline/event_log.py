@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from operator import attrgetter
 from typing import Any, Protocol
 
 from deltalake.exceptions import DeltaError
@@ -31,9 +30,8 @@ from game_events.lakehouse.system_tables import EventRow, append_events
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, gold_name, is_gold, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import CheckResult, RuleReport, RunResult, TableMaintenance, TableReport
+from game_events.pipeline.reporting.result import CheckResult, RunResult, TableMaintenance, TableReport
 from game_events.plugin import parts
-from game_events.sources.source import Gap
 
 log = logging.getLogger(__name__)
 #: Seconds between two commits in continuous mode.
@@ -165,10 +163,15 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += _read(report)
     rows += [_table(entry, report, settings) for entry in report.tables]
     rows += _counts(report, names)
-    # Not of all rules: rules x games, in every run.
-    rows += map(_rule, filter(attrgetter("violated"), report.rules.values()))
-    rows += [_gap(gap, names) for gap in report.gaps]
-    rows += [_maintenance(entry, settings) for entry in filter(attrgetter("anything"), report.maintenance.values())]
+    for rule in report.rules.values():
+        if rule.violated:  # not of all: rules x games, in every run
+            counts = {"rows": rule.violated, "detail": {"rows_checked": rule.rows}}
+            rows.append(_row("rule", rule.layer, game=rule.game, name=rule.rule, status=rule.action) | counts)
+    for gap in report.gaps:
+        name = f"{gap.topic}[{gap.partition}]"
+        detail = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
+        rows.append(_row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=detail))
+    rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
     for part in report.parts.values():
         rows += part.event_rows()
     rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
@@ -202,21 +205,10 @@ def _counts(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
                 yield _row(event.kind, event.layer, table=table, name=name, rows=rows)
 
 
-def _rule(rule: RuleReport) -> dict[str, Any]:
-    detail = {"rows_checked": rule.rows}
-    return _row("rule", rule.layer, game=rule.game, name=rule.rule, rows=rule.violated, status=rule.action, detail=detail)
-
-
 def _check(check: CheckResult, settings: Settings) -> dict[str, Any]:
     detail = {"summary": without_secrets(check.summary, settings)} | ({} if check.passed else {"counts": dict(check.counts)})
     status = "passed" if check.passed else FAILED if check.wrong_rows else "warned"
     return _row("check", check.layer, name=check.name, delta_version=check.version, status=status, detail=detail)
-
-
-def _gap(gap: Gap, names: Names) -> dict[str, Any]:
-    detail = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
-    name = f"{gap.topic}[{gap.partition}]"
-    return _row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=detail)
 
 
 def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
@@ -237,21 +229,18 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
+    status = STOPPED if run.stopped else SUCCEEDED
+    if report.errors or (run.error is not None and not run.stopped):
+        status = FAILED
     return _row(
         "run",
         name=run.job,
         rows=report.rows("bronze"),
         lag=sum(report.lag.values()) if report.lag else None,
         seconds=round(run.seconds, 3),
-        status=_status(report, run),
+        status=status,
         detail=detail,
     )
-
-
-def _status(report: RunResult, run: RunFacts) -> str:
-    if report.errors or (run.error is not None and not run.stopped):
-        return FAILED
-    return STOPPED if run.stopped else SUCCEEDED
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:

@@ -256,7 +256,10 @@ def schema_drift(pipeline: Pipeline) -> CheckResult:
     handle = pipeline.open_bronze()
     if handle is None:
         return CheckResult(DRIFT, "bronze", True, "there is no bronze table yet")
-    version = _last_version(pipeline)
+    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="check")
+    results = events.filter((pc.field("name") == DRIFT) & pc.field("delta_version").is_valid())
+    versions = results.sort_by([("time", "descending")])["delta_version"].to_pylist()
+    version = versions[0] if versions else None
     before = _columns_at(pipeline.bronze, version) if version is not None and version <= handle.version() else None
     now = _columns(handle)
     if before is None:
@@ -264,7 +267,7 @@ def schema_drift(pipeline: Pipeline) -> CheckResult:
         summary = f"{why}: later checks compare with these {len(now)} columns"
         return CheckResult(DRIFT, "bronze", True, summary, {"columns": len(now)}, version=handle.version())
     diff = column_changes(before, now)
-    counts = {"columns": len(now), "changes": len(diff), "since_version": int(version or 0)}
+    counts = {"columns": len(now), "changes": len(diff), "since_version": version}
     summary = first_few(diff, CHANGES_SHOWN) or f"{len(now)} columns, as at version {version}"
     return CheckResult(DRIFT, "bronze", not diff, summary, counts, version=handle.version())
 
@@ -281,13 +284,6 @@ def column_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
         elif before[name] != kind:
             changes.append(f"{name}: {before[name]} became {kind}")
     return changes + [f"{name} ({kind}): gone" for name, kind in before.items() if name not in now]
-
-
-def _last_version(pipeline: Pipeline) -> int | None:
-    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="check")
-    results = events.filter((pc.field("name") == DRIFT) & pc.field("delta_version").is_valid())
-    versions = results.sort_by([("time", "descending")]).column("delta_version")
-    return int(versions[0].as_py()) if len(versions) else None
 
 
 def _columns_at(table: Table, version: int) -> dict[str, str] | None:
