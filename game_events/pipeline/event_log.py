@@ -169,8 +169,8 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
             rows.append(_row("rule", rule.layer, game=rule.game, name=rule.rule, status=rule.action) | counts)
     for gap in report.gaps:
         name = f"{gap.topic}[{gap.partition}]"
-        detail = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
-        rows.append(_row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=detail))
+        missing = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
+        rows.append(_row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=missing))
     rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
     for part in report.parts.values():
         rows += part.event_rows()

@@ -267,7 +267,7 @@ def schema_drift(pipeline: Pipeline) -> CheckResult:
         summary = f"{why}: later checks compare with these {len(now)} columns"
         return CheckResult(DRIFT, "bronze", True, summary, {"columns": len(now)}, version=handle.version())
     diff = column_changes(before, now)
-    counts = {"columns": len(now), "changes": len(diff), "since_version": version}
+    counts = {"columns": len(now), "changes": len(diff), "since_version": int(version or 0)}
     summary = first_few(diff, CHANGES_SHOWN) or f"{len(now)} columns, as at version {version}"
     return CheckResult(DRIFT, "bronze", not diff, summary, counts, version=handle.version())
 

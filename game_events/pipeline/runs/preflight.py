@@ -482,7 +482,7 @@ def check_gold_columns(pipeline: Pipeline) -> str:
 
 def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
     """Checks of the SQL in the settings; Spark starts only if there is any."""
-    checks = {"rules": partial(check_rules, pipeline)}
+    checks: dict[str, Callable[[], str]] = {"rules": partial(check_rules, pipeline)}
     return checks | ({"gold columns": partial(check_gold_columns, pipeline)} if pipeline.settings.gold_columns else {})
 
 
