@@ -39,10 +39,8 @@ from game_events.spark.schemas import merged_columns, quoted
 from game_events.workers.rules import RuleColumns
 
 RECOMPUTED = "gold_equals_recompute"
-
 #: Games of one check; the next one chooses others.
 SAMPLE_GAMES = 10
-
 #: Relative difference up to which floating point numbers are equal.
 CLOSE = 1e-9
 
@@ -219,30 +217,21 @@ def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
 
 
 DRIFT = "schema_drift"
-
 #: Newest event log files with checks that are searched for the last check: one of each triggered run that changed a table,
 #: and one of each continuous run, written at its end.
 LOOK_BACK_FILES = 50
-
 #: Changed columns, and unusual games, in a summary.
 CHANGES_SHOWN, GAMES_SHOWN = 20, 10
-
 VOLUME = "volume"
-
 #: Days of 24 hours before now; the last one is compared with the others.
 HISTORY_DAYS = 28
-
 #: Days before the last one that a game must have to be compared.
 MIN_DAYS = 7
-
 #: Distance from the median that is unusual, in standard deviations (MAD times 1.4826) and as a share of the median, as the
 #: deviation is 0 for a game that sends the same number every day.
 DEVIATIONS, SHARE = 5.0, 0.5
-
 _MAD_TO_SIGMA = 1.4826
-
 _READ = ("time", "kind", "layer", "game", "table_rows")
-
 #: Rows of a game's table at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
 _DAYS = """
 SELECT game, (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total

@@ -24,7 +24,6 @@ from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.silver.admission import readmitted_rows
 
 log = logging.getLogger(__name__)
-
 #: Files that the driver counts by itself, in less time than a Spark job takes to start.
 FEW_FILES = 32
 

@@ -47,12 +47,9 @@ from game_events.sources.factory import kind_of
 from game_events.sources.source import Gap, Partition
 
 log = logging.getLogger(__name__)
-
 FRESH, LOST = "fresh", "offsets_lost"
-
 #: Newest commits that are searched for one with records.
 HISTORY = 50
-
 #: Gaps, faults or coordinates in a summary.
 SHOWN = 5
 
@@ -198,7 +195,6 @@ def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterat
 
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
-
 #: Newest commits that are checked after each run: a small file each, read in milliseconds.
 RECENT_COMMITS = 50
 

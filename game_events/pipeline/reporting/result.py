@@ -40,7 +40,6 @@ from game_events.workers.results import (
 )
 
 log = logging.getLogger(__name__)
-
 #: What a check covers.
 WHOLE, NEW = "whole tables", "what is new"
 
@@ -320,7 +319,6 @@ def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[st
 
 #: Notices that a result keeps, the newest: a continuous run may have any number.
 NOTICES_KEPT = 100
-
 #: Batches that a result names: the first, and the newest.
 BATCHES_KEPT = 1_000
 

@@ -38,39 +38,27 @@ from game_events.spark.connect import close_session, is_session_lost
 from game_events.spark.failures import WorkerCrashError, storage_named
 
 log = logging.getLogger(__name__)
-
 _progress = logging.getLogger(PROGRESS_LOGGER)
-
 #: States of the loop.
 STARTING, RUNNING, IDLE, PAUSED, WAITING, STOPPED = "starting", "running", "idle", "paused", "waiting", "stopped"
-
 #: Cycles in the mean time that is shown as the latest.
 RECENT_CYCLES = 30
-
 #: Pauses between attempts (`Loop.first_pause_s`).
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-
 #: A failed Spark job may be such an outage, or a permanent fault: so many failures in a row end the loop.
 JOB_ATTEMPTS = 10
-
 #: Interval of a full cycle in an idle loop: failed games, new schemas, commits of other runs.
 LOOK_AROUND_S = 30.0
-
 #: Interval of the search for deleted or restored tables: about a second for 2,000 tables.
 LOOK_AT_TABLES_S = 600.0
-
 #: Intervals of memory samples and of log lines.
 SAMPLE_S, LINE_S = 10.0, 60.0
-
 #: Tag of the loop's Spark jobs: `abandon` cancels jobs with this tag only.
 TAG = "game_events_loop"
-
 #: Errors of Spark jobs and of reading tables: an outage, or a permanent fault.
 FAULTS = (PySparkException, Py4JError, DeltaError, OSError)
-
 #: Spark's JVM has ended: a retry in this process cannot succeed.
 JVM_GONE = (Py4JNetworkError, ConnectionRefusedError)
-
 MIB = 1024 * 1024
 
 

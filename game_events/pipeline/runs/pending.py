@@ -36,7 +36,6 @@ from game_events.sources.source import Offsets, Partition, SourceSnapshot
 from game_events.workers.fanout import Routing
 
 log = logging.getLogger(__name__)
-
 #: Games, or tables, that a text names.
 NAMED = 5
 #: Logs that are read in each search (`find_lost_tables`).

@@ -57,10 +57,8 @@ from game_events.sources.factory import class_of, make_source, subjects
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
-
 #: Checks that wait for other machines or processes: they begin before all others, each after those that it needs.
 WAITING = ("kafka", "schema registry", "java", "schemas")
-
 #: Names of message types in the hint of `doctor`.
 TYPES_SHOWN = 20
 
@@ -262,13 +260,10 @@ def _no_room(settings: Settings) -> str:
 
 #: Newest files of the event log that are searched for the last run.
 LOOK_BACK_FILES = 20
-
 #: Tables that are opened at most to look at their files: some milliseconds each.
 MOST_TABLES = 500
-
 #: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
-
 #: Newest rows of bronze in which the entity column is looked at; characters of a name in a text.
 NEWEST_ROWS, NAME_CHARS = 100_000, 80
 

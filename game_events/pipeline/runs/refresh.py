@@ -47,7 +47,6 @@ ALL = "all"
 
 #: None: every game.
 Games = frozenset[str] | None
-
 Parts = Mapping[str, Games]
 
 

@@ -22,7 +22,6 @@ from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
 
 _REFERENCES = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))
-
 SCHEMA = schema_of(
     registry=(pa.string(), "Address of the registry that the text is from"),
     schema_id=(pa.int64(), "Id in the registry"),

@@ -33,14 +33,10 @@ from game_events.schema_registry import SchemaLookup
 log = logging.getLogger(__name__)
 #: Message types of one schema that are described; records of the others are decoded, too.
 MAX_TYPES = 1_000
-
 BRONZE_DESCRIPTION = "Every decodable record of the source, once, decoded by its writer's schema"
-
 #: Separates a table's own description from the comment of its message type.
 MESSAGE = ". Message: "
-
 _OF = re.compile(r" \(schema id (\d+)\)$")
-
 #: Seconds without requests for an id that the registry did not know: a flood of such ids costs no request per micro-batch.
 UNKNOWN_S = 60
 #: Seconds between two requests for a subject's versions, and after a failed one (each costs a time-out).

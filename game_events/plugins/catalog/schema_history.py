@@ -177,10 +177,8 @@ def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | N
 
 
 NOTHING = "nothing changed in fields or enums"
-
 #: Changes that a line names.
 NAMED = 5
-
 CHANGE_COLUMNS = ("message", "field", "change", "before", "after", "column")
 
 

@@ -26,11 +26,9 @@ from game_events.sources.factory import subjects
 
 #: Versions with their changes in one event: a tick has to stay short.
 MAX_DIFFS = 10
-
 #: Seconds after which a tick begins with no further subject, and for the versions of one: Dagster ends a tick after 60 s, and
 #: its cursor is lost then.
 SEARCH_S = 20.0
-
 #: Subject -> version number -> schema id.
 Cursor = dict[str, dict[int, int]]
 
