@@ -41,10 +41,6 @@ CORE_COMMANDS = {
         "game_events.cli.commands.inspection:tables",
         "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
-    "schema": Command(
-        "game_events.cli.commands.schema:app",
-        "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
-    ),
     "history": Command(
         "game_events.cli.commands.inspection:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",

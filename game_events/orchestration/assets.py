@@ -49,7 +49,7 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, TableReport, present
 from game_events.pipeline.runs.refresh import refresh_downstream
-from game_events.pipeline.schemas.store import SchemaArchive
+from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.silver.admission import new_games
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.factory import class_of

@@ -39,10 +39,9 @@ from game_events.orchestration.ticks import some
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
 from game_events.pipeline.checks.table_checks import FRESH, TableCheck, all_checks
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.lag import read_lag
-from game_events.pipeline.reporting.counts import WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import RuleReport, RunResult
+from game_events.pipeline.reporting.result import WHOLE, CheckResult, RuleReport, RunResult
+from game_events.pipeline.runs.pending import read_lag
 from game_events.rules import Rule
 
 #: Metadata of a result that was logged again: when it was made, and by which run.

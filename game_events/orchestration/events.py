@@ -30,8 +30,7 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.tables import REFRESHED, REPORTED, UNIFIED, Lakehouse, Layer, Table, is_game
 from game_events.orchestration.keys import DEFAULT, REPORT, AssetPartitionStatus, Keys, log_planned
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import Histogram
-from game_events.pipeline.reporting.result import RunResult, TableReport, present
+from game_events.pipeline.reporting.result import Histogram, RunResult, TableReport, present
 from game_events.sources.source import Partition
 
 #: Games that a message names.

@@ -38,8 +38,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain as maintain_tables
 from game_events.pipeline.replay_selection import replay_selection
-from game_events.pipeline.reporting.counts import TableMaintenance
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.reprocessing import redecode as redecode_bronze
 from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks, validation
 from game_events.pipeline.runs.refresh import (

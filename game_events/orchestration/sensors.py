@@ -1,32 +1,28 @@
 """The sensors, in one table (`SENSORS`), and what a tick of each does.
 
-Here are those that start work for new records, schema versions and games, and those that look after runs and the status; the
+Here are those that start work for new records and games, and those that look after runs and the status; the
 module `alerts` has those that send alerts, `continuous` the one of continuous mode.
 """
 
-import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from game_events.config.settings import Settings
-from game_events.decoding.columns import kept_columns
-from game_events.errors import DataError, GameEventsError, TransientError
+from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
 from game_events.orchestration.alerts import Alert, send, send_alerts, watch_data
 from game_events.orchestration.checks import read_status
 from game_events.orchestration.continuous import start_again
-from game_events.orchestration.events import as_text, one_line, partition_table, plain, table
-from game_events.orchestration.keys import DEFAULT, JOB, Keys, schema_key, source_key
+from game_events.orchestration.events import partition_table, plain
+from game_events.orchestration.keys import DEFAULT, JOB, Keys, source_key
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import (
     REASON,
@@ -36,11 +32,8 @@ from game_events.orchestration.runs import (
     unfinished_runs,
     unused_run_key,
 )
-from game_events.orchestration.ticks import SHOWN, Clock, Sensor, SensorCursor, Tick, some
-from game_events.pipeline.lag import PipelineLag, digest, read_lag
-from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
-from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
-from game_events.sources.factory import subjects
+from game_events.orchestration.ticks import Clock, Sensor, SensorCursor, Tick, some
+from game_events.pipeline.runs.pending import PipelineLag, digest, read_lag
 from game_events.sources.source import Partition
 
 #: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.
@@ -218,145 +211,6 @@ def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory
     return memory.model_copy(update={"lag_is_high": alert.event == "lag_high"}) if send(settings, alert) else memory
 
 
-#: Versions with their changes in one event: a tick has to stay short.
-MAX_DIFFS = 10
-
-#: Seconds after which a tick begins with no further subject, and for the versions of one: Dagster ends a tick after 60 s, and
-#: its cursor is lost then.
-SEARCH_S = 20.0
-
-#: Subject -> version number -> schema id.
-Cursor = dict[str, dict[int, int]]
-
-
-def read_cursor(cursor: str | None) -> Cursor:
-    """What was seen, those that waited longest first; nothing, if it is no cursor."""
-    try:
-        return TypeAdapter(Cursor).validate_json(cursor or "{}")
-    except ValidationError:
-        return {}
-
-
-class Difference(NamedTuple):
-    """What a version changed against the one before it: in one line, as rows of a table, and what these leave out."""
-
-    line: str
-    rows: Sequence[Mapping[str, str]] = ()
-    left_out: str = ""
-
-    def metadata(self, number: int) -> dict[str, dg.MetadataValue[Any]]:
-        """Metadata of the version with that number."""
-        name = f"changes_in_version_{number}"
-        if not self.rows:
-            return {name: dg.MetadataValue.text(one_line(self.line))}
-        values: dict[str, dg.MetadataValue[Any]] = {name: table(CHANGE_COLUMNS, self.rows)}
-        return values | ({f"left_out_of_version_{number}": dg.MetadataValue.text(self.left_out)} if self.left_out else {})
-
-
-def changes_by_version(
-    history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]
-) -> dict[int, Difference]:
-    """Version -> what it changed; of a flood of versions the newest."""
-    texts = {}
-    before = {later.version: earlier for earlier, later in pairwise(versions)}
-    for version in new[-MAX_DIFFS:]:
-        if version.version in before:
-            try:
-                compared = before[version.version], version
-                changes = history.changes(*compared)
-                texts[version.version] = Difference(as_line(changes), as_rows(changes), history.left_out(*compared))
-            except DataError as error:
-                texts[version.version] = Difference(f"not comparable: {error}")
-    return texts
-
-
-@dataclass
-class NewVersions:
-    """What one tick has found: events of subjects, their new versions in words and for the run's key, and errors."""
-
-    events: list[dg.AssetMaterialization] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    keys: list[object] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-    def search(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Callable[[], float]) -> Cursor:
-        """Search the subjects that waited longest for new versions, for `SEARCH_S` seconds; returns the next cursor.
-
-        One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
-        """
-        registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
-        until = clock() + SEARCH_S
-        wanted = set(names)
-        waiting: Cursor = {name: {} for name in names if name not in seen}
-        waiting |= {name: versions for name, versions in seen.items() if name in wanted}
-        for subject, known in list(waiting.items()):
-            if clock() > until:
-                break
-            # To the end of the queue, whatever becomes of it.
-            del waiting[subject]
-            waiting[subject] = known
-            try:
-                waiting[subject] = self._search_one(settings, registry, subject, known) or known
-            except GameEventsError as error:
-                self.errors.append(str(error))
-                if isinstance(error, TransientError):
-                    break
-        return waiting
-
-    def _search_one(
-        self, settings: Settings, registry: SchemaRegistry, subject: str, known: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Versions of a subject; none, if it is not there."""
-        if registry.newest(subject) == max(known.items(), default=None):
-            return dict(known)
-        versions = registry.versions(subject)
-        # A number with another schema (a recreated registry) is new.
-        new = [v for v in versions if known.get(v.version) != v.schema_id]
-        if new:
-            history = SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings))
-            changes = changes_by_version(history, versions, new)
-            self.events.append(_version_event(schema_key(settings, subject), new, changes, registry.url))
-            self.texts.append(f"{subject} version {new[-1].version}")
-            self.keys.append([subject, new[-1].version, *(v.schema_id for v in new)])
-        return {v.version: v.schema_id for v in versions}
-
-
-def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
-    """A tick of the sensor `schema_versions`: it asks the registry once for each subject."""
-    settings = tick.settings
-    new = NewVersions()
-    names = subjects(settings, TIMEOUT_S)
-    seen = new.search(settings, names, read_cursor(tick.context.cursor), tick.clock)
-    cursor = json.dumps(seen)
-    if not new.events:
-        tick.context.update_cursor(cursor)
-        known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
-        return dg.SkipReason("; ".join([*new.errors[:SHOWN], f"no new version: {known}"]))
-    request = dg.RunRequest(
-        run_key=unused_run_key(tick.instance, f"schemas-{digest(new.keys)}"),
-        tags={REASON: f"schema: {', '.join(new.texts)}"[:200]},
-    )
-    return dg.SensorResult(asset_events=new.events, run_requests=[request], cursor=cursor)
-
-
-def _version_event(
-    key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, Difference], registry: str
-) -> dg.AssetMaterialization:
-    newest = new[-1]
-    metadata: dict[str, Any] = {
-        "subject": newest.subject,
-        "versions": [v.version for v in new],
-        "schema_ids": [v.schema_id for v in new],
-        "registry": registry,
-    }
-    for number, difference in changes.items():
-        metadata |= difference.metadata(number)
-    said = as_text("; ".join(f"version {number}: {difference.line}" for number, difference in changes.items()))
-    return dg.AssetMaterialization(
-        key, description=said or None, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
-    )
-
-
 def games_of(settings: Settings) -> tuple[set[str], set[str]]:
     """Games that the pipeline has let in, and all names with a silver table.
 
@@ -453,13 +307,6 @@ SENSORS = (
         start_runs,
         "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits "
         "while a run is under way, and longer after each run without progress.",
-        job=REFRESH,
-    ),
-    Sensor(
-        "schema_versions",
-        30,
-        report_versions,
-        "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
         job=REFRESH,
     ),
     Sensor(

@@ -1,11 +1,11 @@
-"""The parts of a pipeline: settings, tables, source, schemas, and Spark when it is needed."""
+"""The parts of a pipeline: settings, tables, source, schemas, Spark when it is needed, and the filters of plug-ins."""
 
 from __future__ import annotations
 
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,15 +16,19 @@ from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ValueRules, kept_columns
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.transactions import erasures
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
 from game_events.pipeline.offsets import refuse_twice, topic_id_read
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.plugin import installed, parts
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import class_of
 from game_events.sources.source import Source, SourceContext, SourceSnapshot
+from game_events.workers.decode import RecordFilter
 
 #: Seconds within which the source answers a pipeline that only reads: a run, which waits longer, follows.
 SNAPSHOT_S = 5.0
@@ -145,3 +149,32 @@ class Pipeline:
     def progress(self) -> ProgressTable:
         """Progress of each layer."""
         return ProgressTable(self.lakehouse)
+
+
+def record_filter(pipeline: Pipeline, bronze: DeltaTable) -> RecordFilter | None:
+    """The filter of what is about to be stored; None: everything may be stored.
+
+    `bronze`: the version with the `erasures` that the commit compares: each addition to what the filter refuses changes them.
+
+    Raises:
+        ConfigurationError: people were erased, and the plug-in that knows them is not installed; or as the plug-in says.
+    """
+    filters = [make(pipeline, bronze) for make in parts("record_filter")]
+    if not filters and erasures(bronze):
+        raise ConfigurationError(
+            "people were erased from this lakehouse, and no installed plug-in keeps their records out: nothing was read. "
+            "Install the plug-in governance of this project"
+        )
+    active = [each for each in filters if each is not None]
+    if len(active) > 1:
+        names = ", ".join(plugin.name for plugin in installed() if plugin.record_filter is not None)
+        raise ConfigurationError(f"several plug-ins filter records, which only one may do: {names}")
+    return active[0] if active else None
+
+
+def erase_rejected(pipeline: Pipeline, records: Sequence[tuple[str, int, int, int]]) -> int:
+    """Erase records of quarantine that a filter refused when they were decoded later.
+
+    `records`: (topic id, partition, offset, batch) of each. Returns the number of erased rows.
+    """
+    return sum(erase(pipeline, records) for erase in parts("erase_rejected")) if records else 0

@@ -4,30 +4,34 @@ Guarantee: a run's events are written once, or a warning is logged. A failure to
 no values of events, keys of people, or secrets.
 """
 
+import getpass
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from operator import attrgetter
-from typing import Any
+from importlib.metadata import version
+from typing import Any, Protocol
 
-from game_events.config.masking import without_secrets
+from deltalake.exceptions import DeltaError
+from pydantic import SecretStr
+from pyspark.errors import PySparkException
+
+from game_events.config.masking import MASK, mask_all, without_secrets
 from game_events.config.names import Names
 from game_events.config.settings import Settings
 from game_events.decoding.frame import ordered
-from game_events.errors import stop_of, without_quotes
+from game_events.errors import GameEventsError, stop_of, without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.system_tables import EventRow, append_events
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, gold_name, is_gold, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.hooks import RunObservers
-from game_events.pipeline.reporting.counts import CheckResult, TableMaintenance
-from game_events.pipeline.reporting.report import RunReport, masked, safe_error_text, who
-from game_events.pipeline.reporting.result import RuleReport, RunResult, TableReport
-from game_events.sources.source import Gap
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import CheckResult, RunResult, TableMaintenance, TableReport
+from game_events.plugin import parts
 
 log = logging.getLogger(__name__)
 #: Seconds between two commits in continuous mode.
@@ -50,6 +54,21 @@ class RunFacts:
         return self.error is not None and stop_of(self.error) is not None
 
 
+class RunObserver(Protocol):
+    """Is told what a run does, and adds to its report what it did itself. Never raises: the rows are committed."""
+
+    def part(self, report: RunReport) -> None:
+        """What a continuous run did since the last time."""
+
+    def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:
+        """What the run did (since the last part), and how it ended; `stopped`: by a signal, so that little time is left."""
+
+
+def _observers(pipeline: Pipeline, job: str, *, is_streaming: bool) -> list[RunObserver]:
+    """The observers of all plug-ins, told of the run's start."""
+    return [observe(pipeline, job, is_streaming) for observe in parts("run_observer")]
+
+
 @contextmanager
 def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, *, observed: bool = True) -> Iterator[None]:
     """At the end of the block, also after an error: tell plug-ins (if `observed`), write the report to the event log.
@@ -57,7 +76,7 @@ def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, 
     Run id, `job` and `attempt` (number of earlier attempts under this run id) identify the events.
     """
     began = time.monotonic()
-    observers = RunObservers(pipeline, job) if observed else None
+    observers = _observers(pipeline, job, is_streaming=False) if observed else []
     error: BaseException | None = None
     try:
         yield
@@ -66,8 +85,8 @@ def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, 
         raise
     finally:
         facts = RunFacts(job, time.monotonic() - began, error)
-        if observers is not None:
-            observers.close(report, error, stopped=facts.stopped)
+        for observer in observers:
+            observer.close(report, error, stopped=facts.stopped)
         write_events(pipeline, report, facts, str(attempt))
 
 
@@ -100,7 +119,7 @@ class RunLog:
         self._unsent = RunReport()
         self._part = 0
         self._began = time.monotonic()
-        self._observers = RunObservers(pipeline, job, is_streaming=True)
+        self._observers = _observers(pipeline, job, is_streaming=True)
         #: What the observers did.
         self.extra = RunReport()
 
@@ -121,10 +140,11 @@ class RunLog:
         news = self._unsent
         self._unsent = RunReport()
         facts = RunFacts(self._job, time.monotonic() - self._began, error)
-        if end:
-            self._observers.close(news, error, stopped=facts.stopped)
-        else:
-            self._observers.part(news)
+        for observer in self._observers:
+            if end:
+                observer.close(news, error, stopped=facts.stopped)
+            else:
+                observer.part(news)
         extra = RunResult(registered=news.registered, parts=news.parts, checks=news.checks, notices=news.notices)
         self.extra.add(extra)
         self._pending.add(extra)
@@ -143,10 +163,15 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += _read(report)
     rows += [_table(entry, report, settings) for entry in report.tables]
     rows += _counts(report, names)
-    # Not of all rules: rules x games, in every run.
-    rows += map(_rule, filter(attrgetter("violated"), report.rules.values()))
-    rows += [_gap(gap, names) for gap in report.gaps]
-    rows += [_maintenance(entry, settings) for entry in filter(attrgetter("anything"), report.maintenance.values())]
+    for rule in report.rules.values():
+        if rule.violated:  # not of all: rules x games, in every run
+            counts = {"rows": rule.violated, "detail": {"rows_checked": rule.rows}}
+            rows.append(_row("rule", rule.layer, game=rule.game, name=rule.rule, status=rule.action) | counts)
+    for gap in report.gaps:
+        name = f"{gap.topic}[{gap.partition}]"
+        missing = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
+        rows.append(_row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=missing))
+    rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
     for part in report.parts.values():
         rows += part.event_rows()
     rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
@@ -180,21 +205,10 @@ def _counts(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
                 yield _row(event.kind, event.layer, table=table, name=name, rows=rows)
 
 
-def _rule(rule: RuleReport) -> dict[str, Any]:
-    detail = {"rows_checked": rule.rows}
-    return _row("rule", rule.layer, game=rule.game, name=rule.rule, rows=rule.violated, status=rule.action, detail=detail)
-
-
 def _check(check: CheckResult, settings: Settings) -> dict[str, Any]:
     detail = {"summary": without_secrets(check.summary, settings)} | ({} if check.passed else {"counts": dict(check.counts)})
     status = "passed" if check.passed else FAILED if check.wrong_rows else "warned"
     return _row("check", check.layer, name=check.name, delta_version=check.version, status=status, detail=detail)
-
-
-def _gap(gap: Gap, names: Names) -> dict[str, Any]:
-    detail = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
-    name = f"{gap.topic}[{gap.partition}]"
-    return _row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=detail)
 
 
 def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
@@ -204,7 +218,7 @@ def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
 
 
 def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]:
-    detail: dict[str, Any] = {"started_by": who(), "settings": masked(settings)}
+    detail: dict[str, Any] = {"started_by": _who(), "settings": _masked_settings(settings)}
     if report.batches:
         detail["batches"] = [report.batches[0], report.batches[-1]]
     if report.schema_ids:
@@ -215,21 +229,18 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
+    status = STOPPED if run.stopped else SUCCEEDED
+    if report.errors or (run.error is not None and not run.stopped):
+        status = FAILED
     return _row(
         "run",
         name=run.job,
         rows=report.rows("bronze"),
         lag=sum(report.lag.values()) if report.lag else None,
         seconds=round(run.seconds, 3),
-        status=_status(report, run),
+        status=status,
         detail=detail,
     )
-
-
-def _status(report: RunResult, run: RunFacts) -> str:
-    if report.errors or (run.error is not None and not run.stopped):
-        return FAILED
-    return STOPPED if run.stopped else SUCCEEDED
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:
@@ -272,3 +283,38 @@ def _new_columns(report: RunResult) -> Iterator[dict[str, Any]]:
             status = "column of another kind" if clash else "new column"
             place = {"table": entry.table, "game": entry.game, "delta_version": entry.version}
             yield _row("schema", entry.layer, name=column, status=status, detail={"type": types.get(column), **clash}, **place)
+
+
+def _who() -> dict[str, str]:
+    """User, host and version of this package."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "unknown"
+    return {"user": user, "host": socket.gethostname(), "version": version("game-events")}
+
+
+def _masked_settings(settings: Settings) -> dict[str, Any]:
+    """Settings that differ from their defaults. Of options for Kafka and Spark only the names: values may be secrets."""
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in type(settings).model_fields.items()}
+    return {name: _masked(value) for name, value in settings if value != defaults[name]}
+
+
+def _masked(value: object) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, SecretStr):
+        return MASK
+    if isinstance(value, dict):
+        return dict.fromkeys(sorted(map(str, value)), MASK)
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_masked(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return mask_all(str(value), ())
+
+
+def safe_error_text(error: BaseException) -> str:
+    """Text of an error without values of rows, which errors of Spark and of custom code may quote."""
+    if isinstance(error, PySparkException):
+        return f"{error.getCondition() or 'it has no class'}: its text is in the run's log"
+    ours = isinstance(error, GameEventsError | DeltaError | OSError) or not isinstance(error, Exception)
+    return without_quotes(str(error)) if ours else "its text is in the run's log"

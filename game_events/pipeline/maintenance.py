@@ -48,11 +48,10 @@ from game_events.lakehouse.tables import (
 )
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import listed_files
-from game_events.pipeline.reporting.counts import TableMaintenance
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import TableMaintenance
 
 log = logging.getLogger(__name__)
-
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
 #: A log with more entries gets a checkpoint, so that older entries can be deleted.

@@ -48,8 +48,7 @@ from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch, run_decode_job
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.hooks import erase_rejected, record_filter
+from game_events.pipeline.context import Pipeline, erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
 from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
 from game_events.pipeline.replay_selection import ReplaySelection

@@ -121,18 +121,17 @@ def merged(
     factory: Callable[[], Any],
     *,
     json: Callable[[Any], Any] | None = plain,
-    name: str | None = None,
     event: Event | None = None,
     asset: tuple[str, str, Callable[[Any], Any]] | None = None,
     printed: str | None = None,
 ) -> Any:  # noqa: ANN401 - a field of the type that the class declares
     """A field of a result, with its merge function and the factory of its default.
 
-    `json`: value -> value in `--json` (a result of None leaves the key out), under the key `name` or the field's name; `event`:
-    rows of the event log; `asset`: layer, key, and value -> value in the metadata of that layer's materialization in Dagster;
-    `printed`: meaning of the value, for a line at the end of `game-events run`. Empty values are not shown in the last three.
+    `json`: value -> value in `--json` (a result of None leaves the key out); `event`: rows of the event log; `asset`: layer,
+    key, and value -> value in the metadata of that layer's materialization in Dagster; `printed`: meaning of the value, for a
+    line at the end of `game-events run`. Empty values are not shown in the last three.
     """
-    shown = {"json": json, "name": name, "event": event, "asset": asset, "printed": printed}
+    shown = {"json": json, "event": event, "asset": asset, "printed": printed}
     return field(default_factory=factory, metadata={"merge": merge_values, **shown})
 
 

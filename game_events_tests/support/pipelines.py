@@ -43,8 +43,8 @@ def reading(pipeline: Pipeline, source: object, **catalog: object) -> Pipeline:
         "ids_of": lambda _: [],
         "archive": lambda _: [],
         "message_columns": lambda columns, _: columns,
-        "comments": lambda _: None,
-        "known_messages": lambda _: {},
+        "documented": lambda schema, *_: schema,
+        "about_bronze": lambda *_: None,
         "other_types": lambda _: Counter(),
     }
     pipeline.__dict__.update(source=source, catalog=SimpleNamespace(**{**by_hand, **catalog}))

@@ -17,8 +17,8 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import Reason
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, registry_client
 
 

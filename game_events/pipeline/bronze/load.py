@@ -60,14 +60,13 @@ from game_events.pipeline.bronze.offsets import (
     starting_point,
     went_meanwhile,
 )
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented
+from game_events.pipeline.context import Pipeline, record_filter
 from game_events.pipeline.fanout import OnePass
-from game_events.pipeline.hooks import record_filter
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity, next_offsets
 from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.schemas.catalog import BRONZE_DESCRIPTION
 from game_events.sources.source import Gap, MicroBatch, Offsets, Partition, SourceSnapshot
 from game_events.spark.failures import (
     DEATHS_ALONE,
@@ -191,7 +190,7 @@ def _commit_micro_batch(
     if staged.quarantine or begun != bronze.transaction_version(Txn.QUARANTINE_DONE):
         begun = commit_undecodable(pipeline, bronze, quarantine, part, staged, report)
     planned = _planned(pipeline, tables, plan, part, staged, begun)
-    about = about_bronze(pipeline, bronze, staged.types)
+    about = pipeline.catalog.about_bronze(bronze, staged.types)
     known = names_of(bronze)
     landed = commit(replace(planned, description_now=about, from_table=bronze))
     pipeline.tables.publish(pipeline.bronze, landed.handle)
@@ -254,7 +253,7 @@ def commit_of(
     columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
     return Commit(
         pipeline.bronze,
-        documented(pipeline, bronze_schema(columns), columns, staged.types),
+        pipeline.catalog.documented(bronze_schema(columns), columns, staged.types),
         staged.bronze,
         expected,
         advance,

@@ -1,11 +1,4 @@
-"""Checks that recompute: gold from silver, the history of throughput, rules.
-
-Check that gold of some games equals a recompute from their silver tables, and the unified table's rows equal gold.
-
-Checks against the past, as the event log has it: bronze's columns, and how many rows the games send a day.
-
-Count the violations of rules over all rows: one Spark job for each layer, nothing is written.
-"""
+"""Checks beyond one table: gold against silver, the tables against their past in the event log, rules over all rows."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
@@ -38,8 +31,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import expressions, is_current, player_agg, player_agg_columns, silver_columns
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.quality import breaks, require_valid, violated
-from game_events.pipeline.reporting.counts import CheckResult
-from game_events.pipeline.reporting.result import RuleReport
+from game_events.pipeline.reporting.result import CheckResult, RuleReport
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error, reads_delta, small_snapshots
@@ -47,10 +39,8 @@ from game_events.spark.schemas import merged_columns, quoted
 from game_events.workers.rules import RuleColumns
 
 RECOMPUTED = "gold_equals_recompute"
-
 #: Games of one check; the next one chooses others.
 SAMPLE_GAMES = 10
-
 #: Relative difference up to which floating point numbers are equal.
 CLOSE = 1e-9
 
@@ -99,18 +89,12 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
-def _sample(pipeline: Pipeline, sample_games: int) -> list[str]:
-    """Some games, others in each run."""
-    bronze = pipeline.open_bronze()
-    if bronze is None:
-        return []
-    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games
-    return sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
-
-
 def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     """The sample's tables, opened from the last layer to the first, so that none has rows that its source does not have."""
-    chosen = _sample(pipeline, sample_games)
+    bronze = pipeline.open_bronze()
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else ()
+    # Others in each run.
+    chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
     aggregate = player_agg(pipeline.settings)
     # In the layout `partitioned` it is gold itself.
     unified = None if pipeline.lakehouse.is_partitioned else pipeline.lakehouse.table(UNIFIED).open_to_read()
@@ -233,30 +217,21 @@ def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
 
 
 DRIFT = "schema_drift"
-
 #: Newest event log files with checks that are searched for the last check: one of each triggered run that changed a table,
 #: and one of each continuous run, written at its end.
 LOOK_BACK_FILES = 50
-
 #: Changed columns, and unusual games, in a summary.
 CHANGES_SHOWN, GAMES_SHOWN = 20, 10
-
 VOLUME = "volume"
-
 #: Days of 24 hours before now; the last one is compared with the others.
 HISTORY_DAYS = 28
-
 #: Days before the last one that a game must have to be compared.
 MIN_DAYS = 7
-
 #: Distance from the median that is unusual, in standard deviations (MAD times 1.4826) and as a share of the median, as the
 #: deviation is 0 for a game that sends the same number every day.
 DEVIATIONS, SHARE = 5.0, 0.5
-
 _MAD_TO_SIGMA = 1.4826
-
 _READ = ("time", "kind", "layer", "game", "table_rows")
-
 #: Rows of a game's table at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
 _DAYS = """
 SELECT game, (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
@@ -270,7 +245,10 @@ def schema_drift(pipeline: Pipeline) -> CheckResult:
     handle = pipeline.open_bronze()
     if handle is None:
         return CheckResult(DRIFT, "bronze", True, "there is no bronze table yet")
-    version = _last_version(pipeline)
+    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="check")
+    results = events.filter((pc.field("name") == DRIFT) & pc.field("delta_version").is_valid())
+    versions = results.sort_by([("time", "descending")])["delta_version"].to_pylist()
+    version = versions[0] if versions else None
     before = _columns_at(pipeline.bronze, version) if version is not None and version <= handle.version() else None
     now = _columns(handle)
     if before is None:
@@ -295,13 +273,6 @@ def column_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
         elif before[name] != kind:
             changes.append(f"{name}: {before[name]} became {kind}")
     return changes + [f"{name} ({kind}): gone" for name, kind in before.items() if name not in now]
-
-
-def _last_version(pipeline: Pipeline) -> int | None:
-    events = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="check")
-    results = events.filter((pc.field("name") == DRIFT) & pc.field("delta_version").is_valid())
-    versions = results.sort_by([("time", "descending")]).column("delta_version")
-    return int(versions[0].as_py()) if len(versions) else None
 
 
 def _columns_at(table: Table, version: int) -> dict[str, str] | None:
@@ -389,7 +360,7 @@ Reports = dict[tuple[str, str, str], RuleReport]
 
 
 def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Reports:
-    """Count the rows of every game, and those that violate each rule.
+    """Count the rows of every game, and those that violate each rule: one Spark job for each layer, nothing is written.
 
     Rules of silver are evaluated on the bronze rows that the game's silver table was computed from, rejected ones included;
     rules of gold on gold's rows.

@@ -1,7 +1,4 @@
-"""Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game.
-
-Numbers of bronze's rows by game: of all rows, or of those after the rows that an earlier check has counted.
-"""
+"""Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
 
 import logging
 from collections import Counter
@@ -27,7 +24,6 @@ from game_events.pipeline.quality import Decisions
 from game_events.pipeline.silver.admission import readmitted_rows
 
 log = logging.getLogger(__name__)
-
 #: Files that the driver counts by itself, in less time than a Spark job takes to start.
 FEW_FILES = 32
 
@@ -48,10 +44,6 @@ class RowCounts:
     pending: Counter[str | None] = field(default_factory=Counter)
     held: Counter[str | None] = field(default_factory=Counter)
     settled: Counter[str | None] = field(default_factory=Counter)
-
-    def games_with_pending_rows(self) -> set[str]:
-        """Their names."""
-        return {game for game, rows in self.pending.items() if rows and game is not None}
 
 
 def count_rows(
@@ -205,26 +197,15 @@ class Reconciliation:
         return sum(counts.bronze for counts in self.transformed.values())
 
     @property
-    def accounted(self) -> int:
-        """Bronze rows that were found."""
-        return self.silver + self.dropped + self.quarantined + self.unrouted + self.pending + self.taken
-
-    @property
     def passed(self) -> bool:
         """Whether every bronze row was found, in all and for each game."""
-        return not self.wrong and self.bronze == self.accounted
+        found = self.silver + self.dropped + self.quarantined + self.unrouted + self.pending + self.taken
+        return not self.wrong and self.bronze == found
 
     def metadata(self) -> Mapping[str, int | str]:
         """The counts, for display."""
-        counts: dict[str, int | str] = {
-            "bronze_rows": self.bronze,
-            "silver_rows": self.silver,
-            "quarantine_rows": self.quarantine,
-            "unrouted_rows": self.unrouted,
-            "pending_rows": self.pending,
-            "dropped_rows": self.dropped,
-            "quarantined_rows": self.quarantined,
-        }
+        shown = ("bronze", "silver", "quarantine", "unrouted", "pending", "dropped", "quarantined")
+        counts: dict[str, int | str] = {f"{name}_rows": getattr(self, name) for name in shown}
         if self.transformed:
             counts["transformed_games"] = _named(self.transformed)
         if self.readmitted:
@@ -294,7 +275,7 @@ def _of_later_rows(
     taken |= {game: batch for game, batch in state.games.items() if game not in looked_at}
     decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
     counts = count(pipeline, bronze, decisions, taken, settled, earlier.batch)
-    waiting = counts.games_with_pending_rows() - tables.keys()
+    waiting = {game for game, rows in counts.pending.items() if rows and game is not None} - tables.keys()
     tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     if any(identity.taken(tables.get(game)) != taken[game] for game in waiting):
         return None
@@ -337,31 +318,26 @@ class _Counted:
     settled: int
     unchanged: Mapping[str, GameRows] = field(default_factory=dict)
 
-    def games(self) -> dict[str, GameCounts]:
-        """Each game's counts."""
-        rows = self.rows
-        games = {
-            game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_rejected(table), rows.held[game])
-            for game, table in sorted(self.tables.items())
-        }
-        for game, before in self.unchanged.items():
-            silver = before.rows - before.dropped - before.quarantined
-            held = self.decisions.rejected_rows.get(game, 0)
-            games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, held)
-        return games
-
 
 def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
     """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up."""
-    games = counted.games()
+    rows = counted.rows
+    games = {
+        game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_rejected(table), rows.held[game])
+        for game, table in sorted(counted.tables.items())
+    }
+    for game, before in counted.unchanged.items():
+        silver = before.rows - before.dropped - before.quarantined
+        held = counted.decisions.rejected_rows.get(game, 0)
+        games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, held)
     transformed = {game: counts for game, counts in games.items() if pipeline.extensions.transformed(game)}
     compared = {game: counts for game, counts in games.items() if game not in transformed}
     result = Reconciliation(
         bronze=row_count(counted.bronze),
         silver=sum(counts.silver for counts in compared.values()),
         quarantine=row_count(counted.decisions.handle),
-        unrouted=counted.rows.rows[None],
-        pending=sum(counted.rows.pending.values()),
+        unrouted=rows.rows[None],
+        pending=sum(rows.pending.values()),
         dropped=sum(counts.dropped for counts in compared.values()),
         quarantined=sum(counts.quarantined for counts in compared.values()),
         wrong={game: counts for game, counts in compared.items() if not counts.balanced},

@@ -1,10 +1,7 @@
-"""The table checks: their list, for asset checks and the end of a run, and those of source and offsets.
+"""The list of table checks, for Dagster's asset checks and for the end of a run; and those of bronze.
 
-The list of table checks, for Dagster's asset checks and for the end of a run.
-
-Checks of what bronze's commits tell of its source: how long no records came, and which were gone before they were read.
-
-Checks that no offset was skipped or read twice: by bronze's commits, and by the coordinates of its rows.
+They look at what bronze's commits tell of its source (how long no records came, which were gone before they were read), and
+whether an offset was skipped or read twice, by the commits and by the coordinates of the rows.
 """
 
 import hashlib
@@ -43,19 +40,16 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import KNOWN, keys_and_times_known
 from game_events.pipeline.offsets import BronzeCommit, bronze_commit, erased_rows, next_offsets
 from game_events.pipeline.quarantine import is_noted
-from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import NEW, WHOLE, CheckResult
 from game_events.plugin import parts
 from game_events.sources.factory import kind_of
 from game_events.sources.source import Gap, Partition
 
 log = logging.getLogger(__name__)
-
 FRESH, LOST = "fresh", "offsets_lost"
-
 #: Newest commits that are searched for one with records.
 HISTORY = 50
-
 #: Gaps, faults or coordinates in a summary.
 SHOWN = 5
 
@@ -201,7 +195,6 @@ def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterat
 
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
-
 #: Newest commits that are checked after each run: a small file each, read in milliseconds.
 RECENT_COMMITS = 50
 
@@ -222,12 +215,21 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     of_table = [c for c in map(bronze_commit, history) if c is not None and first <= c.batch <= newest]
     commits = sorted(of_table, key=lambda commit: commit.batch)
     faults = [*_batch_faults(commits, newest), *_range_faults(handle, commits), *_rows(handle, commits, erased)]
-    if recent is None:
-        faults += _lost_files(pipeline.bronze, handle)
+    missing = missing_files(pipeline.bronze, handle) if recent is None else []
+    if missing:
+        faults.append(f"{len(missing)} files of the table are missing, among them {missing[0]}")
     read, unit = _offsets_read(commits)
     oldest = commits[0].batch if commits else 0
-    counts = {"commits": len(commits), "from_batch": oldest, "offsets_read": read, **_rows_of(commits)}
-    counts |= {"erased_rows": sum(erased.values()), "faults": len(faults)}
+    counts = {
+        "commits": len(commits),
+        "from_batch": oldest,
+        "offsets_read": read,
+        "rows_committed": sum(commit.rows for commit in commits),
+        "quarantined_rows": sum(commit.quarantined for commit in commits),
+        "suppressed_records": sum(commit.suppressed for commit in commits),
+        "erased_rows": sum(erased.values()),
+        "faults": len(faults),
+    }
     is_whole = bool(commits) and oldest == first
     since = "the table's first" if is_whole else f"batch {oldest}, older ones were not checked"
     good = f"{len(commits):,} commits since {since}: {read:,} {unit} without a gap, no row missing"
@@ -241,14 +243,6 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         version=handle.version(),
         covers=WHOLE if recent is None else NEW,
     )
-
-
-def _rows_of(commits: Sequence[BronzeCommit]) -> dict[str, int]:
-    return {
-        "rows_committed": sum(commit.rows for commit in commits),
-        "quarantined_rows": sum(commit.quarantined for commit in commits),
-        "suppressed_records": sum(commit.suppressed for commit in commits),
-    }
 
 
 def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
@@ -269,7 +263,7 @@ def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
 
 def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
     """Faults in the offset ranges: each partition's must meet, end at the table's next offset, and hold all records."""
-    faults = []
+    faults: list[str] = []
     # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
     reached: dict[Partition, int] = {}
@@ -282,12 +276,6 @@ def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[s
                 places = f"offsets {min(start, last)} to {max(start, last)}"
                 faults.append(f"{partition}: {places} {what} before batch {commit.batch}")
             reached[partition] = end
-    return faults + _end_faults(handle, reached)
-
-
-def _end_faults(handle: DeltaTable, reached: Mapping[Partition, int]) -> list[str]:
-    """Faults in the table's next offsets: they must be the ends of the commits."""
-    faults = []
     for partition, last in reached.items():
         next_offset = handle.transaction_version(partition.app)
         if next_offset != last:
@@ -329,11 +317,6 @@ def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[i
 
 def _sum(rows: pa.ChunkedArray, which: pa.ChunkedArray) -> int:
     return int(pc.sum(rows.filter(which)).as_py() or 0)
-
-
-def _lost_files(table: Table, handle: DeltaTable) -> list[str]:
-    missing = missing_files(table, handle)
-    return [f"{len(missing)} files of the table are missing, among them {missing[0]}"] if missing else []
 
 
 def missing_files(table: Table, handle: DeltaTable) -> list[str]:

@@ -39,7 +39,7 @@ from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Mark, Progress
 from game_events.lakehouse.tables import add_actions, names_of, table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import CheckResult
+from game_events.pipeline.reporting.result import CheckResult
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.spark.schemas import quoted
 

@@ -1,31 +1,27 @@
-"""The result of a run under way, to which each step adds its part.
+"""The result of a run under way, to which each step adds its part."""
 
-Texts for the event log and lineage without secrets and values of events: user, settings, errors.
-"""
-
-import getpass
-import socket
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
-from pydantic import SecretStr
-from pyspark.errors import PySparkException
 
-from game_events.config.masking import MASK, mask_all
-from game_events.config.settings import Settings
 from game_events.decoding.columns import type_name
 from game_events.decoding.frame import Reason
-from game_events.errors import GameEventsError, without_quotes
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import DOWNSTREAM, Table
-from game_events.pipeline.reporting.counts import CheckResult, Histogram, TableMaintenance
-from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RuleReport, RunResult, TableReport
+from game_events.pipeline.reporting.result import (
+    BronzeResult,
+    CheckResult,
+    Histogram,
+    LayerResult,
+    RuleReport,
+    RunResult,
+    TableMaintenance,
+    TableReport,
+)
 from game_events.rules import Rule
 from game_events.sources.source import Offsets
 from game_events.workers.results import Arrivals, RuleCounts, merge_all, merged_fields
@@ -167,38 +163,3 @@ class RunReport(RunResult):
         arrivals = waiting.pop(layer, None)
         if arrivals:
             self.add(LayerResult(waiting=waiting, latency={layer: Histogram.of(arrivals, time.time())}))
-
-
-def who() -> dict[str, str]:
-    """User, host and version of this package."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "unknown"
-    return {"user": user, "host": socket.gethostname(), "version": version("game-events")}
-
-
-def masked(settings: Settings) -> dict[str, Any]:
-    """Settings that differ from their defaults. Of options for Kafka and Spark only the names: values may be secrets."""
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in type(settings).model_fields.items()}
-    return {name: _masked(value) for name, value in settings if value != defaults[name]}
-
-
-def _masked(value: object) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(value, SecretStr):
-        return MASK
-    if isinstance(value, dict):
-        return dict.fromkeys(sorted(map(str, value)), MASK)
-    if isinstance(value, tuple | list | set | frozenset):
-        return [_masked(item) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return mask_all(str(value), ())
-
-
-def safe_error_text(error: BaseException) -> str:
-    """Text of an error without values of rows, which errors of Spark and of custom code may quote."""
-    if isinstance(error, PySparkException):
-        return f"{error.getCondition() or 'it has no class'}: its text is in the run's log"
-    ours = isinstance(error, GameEventsError | DeltaError | OSError) or not isinstance(error, Exception)
-    return without_quotes(str(error)) if ours else "its text is in the run's log"

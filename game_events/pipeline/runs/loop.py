@@ -1,11 +1,7 @@
 """Continuous mode: the cycle of `refresh`, repeated until it is stopped; and whether there is anything to do.
 
-Continuous mode: the cycle of `refresh`, repeated until it is stopped.
-
 Guarantee: the same as of a triggered run. Commits are compare-and-set, so a loop that is stopped or killed leaves consistent
 tables, and the next run continues from them. An idle loop starts no Spark job and commits nothing.
-
-Whether a run over everything would find anything to do, by the run's own steps on tables that are read only.
 """
 
 import logging
@@ -31,9 +27,9 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.maintenance import IncrementalMaintenance
-from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.lost_tables import find_lost_tables
+from game_events.pipeline.reporting.result import Histogram
+from game_events.pipeline.runs.pending import find_lost_tables
 from game_events.pipeline.runs.preflight import newest_run
 from game_events.pipeline.runs.refresh import TriggeredRun, cycle
 from game_events.sources.factory import class_of
@@ -42,39 +38,27 @@ from game_events.spark.connect import close_session, is_session_lost
 from game_events.spark.failures import WorkerCrashError, storage_named
 
 log = logging.getLogger(__name__)
-
 _progress = logging.getLogger(PROGRESS_LOGGER)
-
 #: States of the loop.
 STARTING, RUNNING, IDLE, PAUSED, WAITING, STOPPED = "starting", "running", "idle", "paused", "waiting", "stopped"
-
 #: Cycles in the mean time that is shown as the latest.
 RECENT_CYCLES = 30
-
 #: Pauses between attempts (`Loop.first_pause_s`).
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-
 #: A failed Spark job may be such an outage, or a permanent fault: so many failures in a row end the loop.
 JOB_ATTEMPTS = 10
-
 #: Interval of a full cycle in an idle loop: failed games, new schemas, commits of other runs.
 LOOK_AROUND_S = 30.0
-
 #: Interval of the search for deleted or restored tables: about a second for 2,000 tables.
 LOOK_AT_TABLES_S = 600.0
-
 #: Intervals of memory samples and of log lines.
 SAMPLE_S, LINE_S = 10.0, 60.0
-
 #: Tag of the loop's Spark jobs: `abandon` cancels jobs with this tag only.
 TAG = "game_events_loop"
-
 #: Errors of Spark jobs and of reading tables: an outage, or a permanent fault.
 FAULTS = (PySparkException, Py4JError, DeltaError, OSError)
-
 #: Spark's JVM has ended: a retry in this process cannot succeed.
 JVM_GONE = (Py4JNetworkError, ConnectionRefusedError)
-
 MIB = 1024 * 1024
 
 
@@ -158,8 +142,7 @@ class Loop:
         on_cycle: called in the loop's thread with the report of each cycle that committed something.
         duration_s: time limit; gold is refreshed at the end.
         hand_over_s: time limit after which another run continues (`report.handed_over`).
-        first_pause_s, longest_pause_s: pauses between attempts while a broker, a registry or storage is unavailable: doubled up
-            to the longest.
+        first_pause_s, longest_pause_s: pauses between attempts during an outage, each twice the one before.
         cycle: one refresh of all layers, which the loop repeats.
         one_pass: what its steps hold for later ones.
     """
@@ -306,7 +289,7 @@ class Loop:
 
     @staticmethod
     def _again(attempt: RetryCallState) -> bool:
-        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        error = _error_of(attempt)
         if isinstance(error, JVM_GONE):
             return False
         if isinstance(error, (*FAULTS, WorkerCrashError)):
@@ -314,19 +297,22 @@ class Loop:
         return isinstance(error, TransientError)
 
     def _note_failure(self, attempt: RetryCallState) -> None:
-        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        error = _error_of(attempt)
         self.report.retries += 1
         if is_session_lost(error):
             close_session(self.pipeline.spark)
-        why = self.why(error) if error is not None else ""
         self.report.state = WAITING
-        self.report.why = why
+        self.report.why = self.why(error)
         again = attempt.attempt_number, attempt.upcoming_sleep
-        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", *again, why)
+        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", *again, self.report.why)
 
-    def why(self, error: BaseException) -> str:
+    def why(self, error: BaseException | None) -> str:
         """The first line of an error's text with the cause, without secrets."""
-        return without_secrets(first_line(error), self.pipeline.settings, most=500)
+        return "" if error is None else without_secrets(first_line(error), self.pipeline.settings, most=500)
+
+
+def _error_of(attempt: RetryCallState) -> BaseException | None:
+    return attempt.outcome.exception() if attempt.outcome is not None else None
 
 
 def memory_mib() -> dict[str, float]:

@@ -1,8 +1,7 @@
 """Checks of everything that a run needs, for `doctor`, `run --dry-run` and the job `validate`. Nothing is changed.
 
-All checks are made, also after a failure, so that all problems are reported at once.
-
-Checks of the tables' state and of the SQL in the settings, for `doctor` and dry runs. They keep no run from starting.
+All checks are made, also after a failure, so that all problems are reported at once. Those of the tables' state, which only
+`doctor` makes, keep no run from starting.
 """
 
 import json
@@ -44,9 +43,10 @@ from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
 from game_events.pipeline.maintenance import outdated_tables
 from game_events.pipeline.quality import problems, refuse
-from game_events.pipeline.runs.refresh import Parts, Selection, backlog, left_out_until_now
+from game_events.pipeline.runs.pending import backlog, left_out_until_now
+from game_events.pipeline.runs.refresh import Parts, Selection
+from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
@@ -55,10 +55,8 @@ from game_events.sources.factory import class_of, make_source, subjects
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
-
 #: Checks that wait for other machines or processes: they begin before all others, each after those that it needs.
 WAITING = ("kafka", "schema registry", "java", "schemas")
-
 #: Names of message types in the hint of `doctor`.
 TYPES_SHOWN = 20
 
@@ -137,7 +135,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
     return {
         "settings": _settings,
         "java": lambda: str(find_java()),
-        "java parts": _java_parts,
+        "java parts": lambda: f"{len(spark_jars())} jars for Spark, as they are pinned",
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
@@ -171,7 +169,7 @@ def _described(parts: Parts) -> str:
     return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
 
 
-def subjects_need_broker(settings: Settings) -> bool:
+def _subjects_need_broker(settings: Settings) -> bool:
     """Whether the registry's subjects are known only from the broker, whose topics match a pattern, or from another table."""
     return class_of(settings).named_subjects(settings) is None
 
@@ -185,18 +183,14 @@ def _settings() -> str:
     return Hint("; ".join(wrong)) if wrong else f"every variable {ENV_PREFIX}... is a setting"
 
 
-def _java_parts() -> str:
-    return f"{len(spark_jars())} jars for Spark, as they are pinned"
-
-
 def _registry(settings: Settings) -> str:
     registry = SchemaRegistry(settings, WAIT_S, retries=0)
-    if subjects_need_broker(settings):
+    if _subjects_need_broker(settings):
         registry.version_numbers(settings.produced_topic)  # raises if the registry does not answer, whatever the broker does
     try:
         named = subjects(settings, WAIT_S)
     except GameEventsError:
-        if not subjects_need_broker(settings):
+        if not _subjects_need_broker(settings):
             raise
         return f"{settings.schema_registry_url}: answers; its subjects are not known while this fails: kafka"
     numbers = {subject: len(registry.version_numbers(subject)) for subject in named}
@@ -212,17 +206,14 @@ def _message_types(settings: Settings) -> str:
     if _may_have_subjects(settings):
         ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}
     known = {name for schema_id in ids for name in catalog.names(schema_id)}
-    missing = [name for name in settings.message_types if not _is_known(name, known)]
+    # A name may be of a type that is nested in a known one: nested types are not listed.
+    outer = {f"{name}." for name in known}
+    missing = [name for name in settings.message_types if name not in known and not name.startswith(tuple(outer))]
     text = f"decoded are {', '.join(settings.message_types)}"
     if missing and known:
         named = first_few(sorted(known), TYPES_SHOWN, ", ")
         text += f"; no known schema has {', '.join(missing)}: there are {named}"
     return text
-
-
-def _is_known(name: str, known: Collection[str]) -> bool:
-    """Whether a message type is known, or may be nested in one: nested messages are not listed."""
-    return name in known or any(name.startswith(f"{outer}.") for outer in known)
 
 
 def _writable(settings: Settings) -> str:
@@ -267,13 +258,10 @@ def _no_room(settings: Settings) -> str:
 
 #: Newest files of the event log that are searched for the last run.
 LOOK_BACK_FILES = 20
-
 #: Tables that are opened at most to look at their files: some milliseconds each.
 MOST_TABLES = 500
-
 #: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
-
 #: Newest rows of bronze in which the entity column is looked at; characters of a name in a text.
 NEWEST_ROWS, NAME_CHARS = 100_000, 80
 
@@ -281,22 +269,17 @@ NEWEST_ROWS, NAME_CHARS = 100_000, 80
 def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResult]:
     """Check the environment and the SQL of rules, for which alone Spark starts, then more; nothing is changed."""
     checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | more
-    registry = ("schema registry", "kafka") if subjects_need_broker(pipeline.settings) else ("schema registry",)
+    registry = ("schema registry", "kafka") if _subjects_need_broker(pipeline.settings) else ("schema registry",)
     needs = {"plan": ("kafka", "tables"), "message types": registry, "schemas": registry}
     return run_checks(checks, pipeline.settings, needs)
 
 
 def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     """Checks of earlier runs and of the subjects' schemas."""
-    checks: dict[str, Check] = {
-        "last run": lambda: last_run(pipeline),
-        "waiting": lambda: waiting(pipeline),
-        "quarantine": lambda: quarantine(pipeline),
-        "columns": lambda: columns(pipeline),
-        "names": lambda: names(pipeline),
-        "statistics": lambda: statistics(pipeline),
-    }
-    return {"schemas": lambda: schemas(pipeline), **checks} if _may_have_subjects(pipeline.settings) else checks
+    checks: dict[str, Callable[[Pipeline], str]] = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
+    checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
+    checks |= {"columns": columns, "names": names, "statistics": statistics}
+    return {name: partial(check, pipeline) for name, check in checks.items()}
 
 
 def newest_run(lakehouse: Lakehouse) -> Mapping[str, Any] | None:
@@ -356,13 +339,10 @@ def quarantine(pipeline: Pipeline) -> str:
     if handle is None:
         return "nothing is in it"
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
-    open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
-    by_reason_count = Counter(
-        {entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()}
-    )
-    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in by_reason_count.most_common())
-    text = many(len(open_ones), "row") + (f": {by_reason}" if by_reason_count else "")
-    needs_schema = by_reason_count.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
+    counts = _counts(rows.filter(pc.is_null(rows["replayed_batch"]))["reason"])
+    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in counts.most_common())
+    text = many(counts.total(), "row") + (f": {by_reason}" if counts else "")
+    needs_schema = counts.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
     return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
@@ -394,9 +374,13 @@ def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
     rows = rows.filter(pc.and_(pc.is_null(rows["replayed_batch"]), pc.is_in(rows["reason"], reasons)))
     rows_by_id: Counter[SchemaId] = Counter()
     for name in set(SCHEMA_COLUMNS) & set(rows.column_names):
-        counted = pc.value_counts(rows[name].drop_null().combine_chunks())
-        rows_by_id.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+        rows_by_id += _counts(rows[name].drop_null())
     return {schema_id for schema_id, _ in rows_by_id.most_common(VERSIONS)}
+
+
+def _counts(values: pa.ChunkedArray) -> Counter[Any]:
+    """Value -> how often it is there."""
+    return Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(values.combine_chunks()).to_pylist()})
 
 
 def columns(pipeline: Pipeline) -> str:
@@ -437,7 +421,7 @@ def _newest_values(pipeline: Pipeline, bronze: DeltaTable, column: str) -> Count
     schema = pa.schema([pa.schema(bronze.schema()).field(column)])
     counted = Counter[object]()
     for part in read_parts(pipeline.bronze, schema, [unquote(file.path) for file in files]):
-        counted.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(column)).to_pylist()})
+        counted += _counts(part[column])
         if counted.total() >= NEWEST_ROWS:
             break
     return counted
@@ -449,10 +433,9 @@ def statistics(pipeline: Pipeline) -> str:
     left = f"; {many(others, 'table')} not looked at" if others else ""
     if not outdated:
         return f"readers that skip files find all rows{left}"
-    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(outdated.items())[:NAMED])
-    more = f" and {len(outdated) - NAMED} others" if len(outdated) > NAMED else ""
+    names = first_few([f"{name} ({many(files, 'file')})" for name, files in outdated.items()], NAMED, ", ")
     return Hint(
-        f"{names}{more} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
+        f"{names} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
         f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
     )
 
@@ -492,8 +475,8 @@ def check_gold_columns(pipeline: Pipeline) -> str:
 
 def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
     """Checks of the SQL in the settings; Spark starts only if there is any."""
-    checks: dict[str, Callable[[], str]] = {"rules": lambda: check_rules(pipeline)}
-    return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
+    checks: dict[str, Callable[[], str]] = {"rules": partial(check_rules, pipeline)}
+    return checks | ({"gold columns": partial(check_gold_columns, pipeline)} if pipeline.settings.gold_columns else {})
 
 
 def _silver_columns(pipeline: Pipeline) -> StructType | None:

@@ -1,10 +1,6 @@
 """One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line.
 
-Selection of the layers and games that a run refreshes, and of those that it replaces.
-
-Names are layers, asset keys or tables, in any order; the run keeps the order of the layers.
-
-Pending work of the next run, from Delta logs, one column of bronze and the source's offsets; without Spark.
+Users select layers and games by names of layers, asset keys or tables, in any order; the run keeps the order of the layers.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,14 +9,12 @@ from functools import cached_property
 
 from pyspark.sql import functions as F
 
-from game_events.config.names import Names
-from game_events.errors import ConfigurationError, first_few
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.group import opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.tables import (
     BRONZE,
-    DOWNSTREAM,
     QUARANTINE,
     REFRESHED,
     UNIFIED,
@@ -33,7 +27,6 @@ from game_events.lakehouse.tables import (
 )
 from game_events.pipeline.bronze.full_refresh import refuse_unless_allowed, replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.offsets import OffsetPlan, starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
@@ -42,31 +35,18 @@ from game_events.pipeline.quality import Decisions
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import Replayed, replay, replay_what_became_known
-from game_events.pipeline.runs.lost_tables import find_lost_tables
+from game_events.pipeline.runs.pending import find_lost_tables
 from game_events.pipeline.silver.admission import due
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.sources.source import Offsets, SourceSnapshot
+from game_events.sources.source import SourceSnapshot
 from game_events.spark.failures import storage_named
 
 #: Every layer; as a full refresh: every layer that may be replaced.
 ALL = "all"
 
 
-def _whole(names: Names, *, partitioned: bool = False) -> dict[str, str]:
-    """Names of a whole layer. Quarantine is written together with bronze; if games share their tables, unified is gold."""
-    return {
-        **{layer: layer for layer in REFRESHED},
-        names.name_of(BRONZE): Layer.BRONZE,
-        names.name_of(QUARANTINE): Layer.BRONZE,
-        names.asset(names.silver_asset): Layer.SILVER,
-        names.asset(names.gold_asset): Layer.GOLD,
-        names.name_of(UNIFIED): Layer.GOLD if partitioned else Layer.UNIFIED,
-    }
-
-
 #: None: every game.
 Games = frozenset[str] | None
-
 Parts = Mapping[str, Games]
 
 
@@ -104,26 +84,16 @@ def selection_of(
     chosen = names.games(games)
     update = names.parts("--select", select or (ALL,), chosen)
     full = names.parts("--full-refresh", full_refresh, chosen)
-    kept, notices = _not_replaced(pipeline, chosen, full_refresh)
-    full = {layer: of_layer for layer, of_layer in full.items() if layer not in kept}
+    notices: tuple[str, ...] = ()
+    # Unless bronze itself is named, `all` replaces no table with other games, and no protected bronze.
+    if ALL in full_refresh and not any(names.wholes.get(word) == Layer.BRONZE for word in full_refresh):
+        if chosen is not None:
+            full = {layer: of for layer, of in full.items() if layer not in (Layer.BRONZE, Layer.UNIFIED)}
+        elif not pipeline.settings.allow_bronze_full_refresh:
+            del full[Layer.BRONZE]
+            protected = f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH)"
+            notices = (f"{protected}; it took new records as usual",)
     return Selection(_united(update, full), full, notices, everything=chosen is None and (not select or ALL in select))
-
-
-def _not_replaced(pipeline: Pipeline, games: Games, full_refresh: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Layers that `all` does not replace, unless bronze itself is named, too; and what is said of them."""
-    names_of_bronze = {name for name, layer in _whole(pipeline.settings.names).items() if layer == Layer.BRONZE}
-    if ALL not in full_refresh or names_of_bronze & set(full_refresh):
-        return (), ()
-    if games is not None:
-        # They hold all games.
-        return (Layer.BRONZE, Layer.UNIFIED), ()
-    if pipeline.settings.allow_bronze_full_refresh:
-        return (), ()
-    notice = (
-        f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took new "
-        "records as usual"
-    )
-    return (Layer.BRONZE,), (notice,)
 
 
 def _united(one: Parts, other: Parts) -> dict[str, Games]:
@@ -137,10 +107,25 @@ def _united(one: Parts, other: Parts) -> dict[str, Games]:
 
 
 class _Names:
-    """The known names."""
+    """The names that a user may select."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self._own = pipeline.extensions.aggregates
+        called = pipeline.settings.names
+        partitioned = pipeline.lakehouse.is_partitioned
+        #: Name -> whole layer. Quarantine is written together with bronze; if games share their tables, unified is gold.
+        self.wholes: dict[str, str] = {
+            **{layer: layer for layer in REFRESHED},
+            called.name_of(BRONZE): Layer.BRONZE,
+            called.name_of(QUARANTINE): Layer.BRONZE,
+            called.asset(called.silver_asset): Layer.SILVER,
+            called.asset(called.gold_asset): Layer.GOLD,
+            called.name_of(UNIFIED): Layer.GOLD if partitioned else Layer.UNIFIED,
+            **{a.asset: a.layer for a in self._own},
+        }
+        if partitioned:
+            self.wholes |= {called.name_of(gold_of_all(a.name)): a.layer for a in self._own}
 
     def games(self, words: Collection[str]) -> Games:
         """Validated names of games; None if there are none."""
@@ -163,41 +148,24 @@ class _Names:
         return by_layer
 
     def _meaning(self, option: str, word: str) -> Iterable[tuple[str, Games]]:
-        if word == ALL:
-            return [(layer, None) for layer in (*REFRESHED, *self._own_layers)]
-        if word == Layer.GOLD:
-            return [(layer, None) for layer in (Layer.GOLD, *self._own_layers)]
-        if word in self._wholes:
-            return [(self._wholes[word], None)]
-        own = self._pipeline.extensions.aggregates
+        if word in (ALL, Layer.GOLD):
+            layers = REFRESHED if word == ALL else (Layer.GOLD,)
+            return [(layer, None) for layer in (*layers, *(a.layer for a in self._own))]
+        if word in self.wholes:
+            return [(self.wholes[word], None)]
         key = self._pipeline.lakehouse.key(word)
         tables = [(Layer.SILVER, game_of_silver(key)), (Layer.GOLD, game_of_gold(key))]
-        for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in own)):
+        for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in self._own)):
             if game is not None and game in self._all_games:
                 return [(layer, frozenset({game}))]
         called = self._pipeline.settings.names
         template = f"{{{called.entity}}}"
-        keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in own))
+        keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in self._own))
         raise ConfigurationError(
             f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
-            f"{', '.join(name for name in self._wholes if name not in REFRESHED)}, and the tables "
+            f"{', '.join(name for name in self.wholes if name not in REFRESHED)}, and the tables "
             f"{', '.join(map(called.name_of, keys))}; {self._what_games()}"
         )
-
-    @cached_property
-    def _own_layers(self) -> list[str]:
-        return [aggregate.layer for aggregate in self._pipeline.extensions.aggregates]
-
-    @cached_property
-    def _wholes(self) -> dict[str, str]:
-        """Name -> whole layer."""
-        called = self._pipeline.settings.names
-        partitioned = self._pipeline.lakehouse.is_partitioned
-        own = self._pipeline.extensions.aggregates
-        whole = _whole(called, partitioned=partitioned) | {a.asset: a.layer for a in own}
-        if partitioned:
-            whole |= {called.name_of(gold_of_all(a.name)): a.layer for a in own}
-        return whole
 
     @cached_property
     def _all_games(self) -> frozenset[str]:
@@ -247,6 +215,8 @@ class TriggeredRun:
 
     A table whose full refresh fails stays as it is in this run, also if an update could add rows: the run reports the failure,
     and no commit beside it looks like success. The next run updates it as usual.
+
+    `until`: of a cycle of continuous mode, which takes one micro-batch: a recent snapshot of the source.
     """
 
     pipeline: Pipeline
@@ -254,6 +224,7 @@ class TriggeredRun:
     selection: Selection = EVERYTHING
     ignore_intervals: bool = False
     one_pass: OnePass = field(default_factory=OnePass)
+    until: SourceSnapshot | None = None
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
@@ -269,7 +240,7 @@ class TriggeredRun:
     def bronze(self) -> None:
         """Read the source up to its current end; replace bronze first, if that was selected and is allowed."""
         chosen = self.selection
-        if chosen.everything:
+        if chosen.everything and self.until is None:  # continuous mode searches at intervals
             find_lost_tables(self.pipeline, self.report)
         self.report.warn(*chosen.notices)
         if Layer.BRONZE in chosen.full:
@@ -277,7 +248,8 @@ class TriggeredRun:
             replace_bronze(self.pipeline, self.report)
         if Layer.BRONZE in chosen.update:
             with self.one_pass.dropped_on_error():
-                load_bronze(self.pipeline, self.report, one_pass=self._one_pass)
+                most = 1 if self.until is not None else None
+                load_bronze(self.pipeline, self.report, self.until, most, self._one_pass)
                 replay_what_became_known(self.pipeline, self.report)
 
     def silver(self) -> None:
@@ -353,20 +325,16 @@ def cycle(
 ) -> None:
     """One cycle of continuous mode: a micro-batch to bronze, bronze to silver, silver to gold and the unified table.
 
-    `until`: a recent snapshot of the source. `gold`: False leaves gold and the unified table for later. `go_on`: called between
-    the steps; False ends the cycle there, and the next one continues from its commits. `one_pass`: what
-    the cycles of this process hold.
+    `until`: a recent snapshot of the source. `gold`: False leaves gold and the unified table for later. `go_on`: called after
+    each step; False ends the cycle there, and the next one continues from its commits. `one_pass`: what the cycles of this
+    process hold.
     """
-    with one_pass.dropped_on_error():
-        load_bronze(pipeline, report, until, max_commits=1, one_pass=one_pass)
+    run = TriggeredRun(pipeline, report, one_pass=one_pass, until=until)
+    steps = [run.bronze, run.silver, *([run.gold, run.unified, run.own_gold] if gold else [])]
+    for step in steps:
+        step()
         if not go_on():
             return
-        replay_what_became_known(pipeline, report)
-    with one_pass.used():
-        refresh_silver(pipeline, report, one_pass=one_pass)
-    report.visible(Layer.SILVER)
-    if gold and go_on():
-        _refresh_aggregates(pipeline, report, one_pass)
 
 
 def refresh_downstream(
@@ -378,11 +346,7 @@ def refresh_downstream(
     """
     refresh_silver(pipeline, report, full=full, not_replaced=not_replaced or {})
     report.visible(Layer.SILVER)
-    _refresh_aggregates(pipeline, report)
-
-
-def _refresh_aggregates(pipeline: Pipeline, report: RunReport, one_pass: OnePass | None = None) -> None:
-    run = TriggeredRun(pipeline, report, one_pass=one_pass or OnePass())
+    run = TriggeredRun(pipeline, report)
     run.gold()
     run.unified()
     run.own_gold()
@@ -416,80 +380,15 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
     if bronze is None:
         return frozenset()
     bronze_key = BronzeIdentity.of(bronze).key
-    games_of = _rejected_games(pipeline, Decisions.read(pipeline, bronze_key))
+    decisions = Decisions.read(pipeline, bronze_key)
+    games_of: dict[str, set[str]] = {}
+    if decisions.handle is not None and decisions.rejected_rows:
+        rows = read_table(pipeline.spark, decisions.handle)
+        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
+        for row in rows.select("reason", "game").distinct().collect():
+            games_of.setdefault(row["reason"], set()).add(row["game"])
     games = {game for rule in rules or games_of for game in games_of.get(rule, ())}
     if not rules or rules - games_of.keys():
         known = pipeline.progress.read(bronze_key).games
         games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
     return frozenset(games)
-
-
-def _rejected_games(pipeline: Pipeline, decisions: Decisions) -> dict[str, set[str]]:
-    """Rule -> games with rows in quarantine that it has rejected."""
-    games: dict[str, set[str]] = {}
-    if decisions.handle is not None and decisions.rejected_rows:
-        rows = read_table(pipeline.spark, decisions.handle)
-        rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
-        for row in rows.select("reason", "game").distinct().collect():
-            games.setdefault(row["reason"], set()).add(row["game"])
-    return games
-
-
-#: Games that a text names.
-NAMED = 5
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """Pending work.
-
-    `records`: split -> number of records to read, if any. `rows`: rows of bronze that are not in silver. `readmitted`: game ->
-    those of them that the settings left out until now.
-    """
-
-    records: Offsets = field(default_factory=dict)
-    games: dict[str, list[str]] = field(default_factory=dict)
-    rows: int = 0
-    readmitted: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
-        read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
-        behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
-        until_now = f", {left_out_until_now(self.readmitted)}" if self.readmitted else ""
-        return f"{read}; {behind}; {self.rows:,} rows of bronze wait for silver{until_now}"
-
-
-def backlog(pipeline: Pipeline) -> Backlog:
-    """Pending work of the next run; nothing is written.
-
-    Raises:
-        ConfigurationError, TransientError: the broker is unavailable.
-        DataError: the run would stop, because unread records were deleted.
-    """
-    now = pipeline.source_snapshot()
-    bronze = pipeline.open_bronze()
-    if bronze is None:
-        return Backlog(_records(now, starting_point(pipeline, now), now.latest), {layer: [] for layer in DOWNSTREAM})
-    part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
-    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
-    owed = due(pipeline)
-    behind = {*owed.rows, *owed.failed}
-    games: dict[str, list[str]] = {}
-    for layer in DOWNSTREAM:
-        behind |= state.failed_in(layer).difference(owed.held)
-        if layer != Layer.SILVER:
-            behind |= {game for game, batch in state.games.items() if batch > state.floor(layer)}
-        games[layer] = sorted(behind)
-    records = {} if part is None else _records(now, part.start, part.end)
-    return Backlog(records, games, owed.rows.total(), owed.readmitted)
-
-
-def _records(now: SourceSnapshot, start: Offsets, end: Offsets) -> Offsets:
-    """Partition -> number of records in a range, if any."""
-    return {p: (last - start[p]) // now.unit for p, last in end.items() if last > start[p]}
-
-
-def left_out_until_now(games: Mapping[str, int]) -> str:
-    """Words for rows of these games that wait because the settings left them out before."""
-    return f"{sum(games.values()):,} of them left out by the settings until now ({first_few(sorted(games), NAMED, ', ')})"

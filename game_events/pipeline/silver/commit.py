@@ -17,11 +17,11 @@ from game_events.lakehouse.data.spark_files import read_files, read_table, spark
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, names_of, silver_name, table_id, version_of
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.descriptions import message_comment
 from game_events.pipeline.quality import Decisions, RejectionDecision, Rewritten, decide, failed_rules, judge
 from game_events.pipeline.quarantine import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
+from game_events.pipeline.schemas.catalog import message_comment
 from game_events.pipeline.silver.stage import GameStart, SilverInput, rows_from
 from game_events.spark.config import null_on_error
 from game_events.workers.results import FanOutResult, RuleCounts

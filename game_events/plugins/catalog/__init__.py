@@ -1,4 +1,4 @@
-"""Plug-in: the tables as other tools see them: catalogs, OpenLineage; SQL and a report from the command line."""
+"""Plug-in: the tables as other tools see them: catalogs, OpenLineage; SQL, a report and the history of schemas."""
 
 from game_events.plugin import Command, Plugin
 
@@ -11,11 +11,16 @@ PLUGIN = Plugin(
             "game_events.plugins.catalog.sql:sql",
             "Query the tables, each by its name: nothing is written, and no Spark is started.",
         ),
+        "schema": Command(
+            "game_events.plugins.catalog.schema:app",
+            "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
+        ),
         "report": Command(
             "game_events.plugins.catalog.report:report",
             "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
         ),
     },
+    definitions="game_events.plugins.catalog.schema_versions:build_schema_versions",
     checks="game_events.plugins.catalog.observer:CHECKS",
     run_observer="game_events.plugins.catalog.observer:CatalogObserver",
 )

@@ -25,9 +25,8 @@ from game_events.errors import ConfigurationError, GameEventsError, first_few, f
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.checks.table_checks import TableCheck
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import CheckResult, PluginResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.result import CheckResult, PluginResult, RunResult
 from game_events.plugins.catalog.settings import LineageSettings
 from game_events.workers.results import merge, merged
 

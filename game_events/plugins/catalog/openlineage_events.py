@@ -31,8 +31,8 @@ from game_events.config.settings import Settings
 from game_events.errors import without_quotes
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Layer, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.event_log import safe_error_text
 from game_events.pipeline.gold.plan import expressions
-from game_events.pipeline.reporting.report import safe_error_text
 from game_events.pipeline.reporting.result import RunResult, TableReport
 from game_events.plugins.catalog.settings import LineageSettings
 from game_events.sources.factory import class_of

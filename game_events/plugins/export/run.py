@@ -31,9 +31,8 @@ from game_events.lakehouse.data.staging import StagedFile, discard, staged
 from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.result import PluginResult, RunResult
 from game_events.plugins.export.delivery import ExportTarget, preflight
 from game_events.plugins.export.rows import OnReplaced, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings

@@ -27,10 +27,9 @@ from game_events.lakehouse.tables import Layer, Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.quarantine import intact_tables
-from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.schemas.store import SchemaArchive
+from game_events.pipeline.reporting.result import PluginResult, RunResult
+from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.plugins.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
 from game_events.plugins.files.records import FILES
 from game_events.sources.rows import since as at_or_behind

@@ -45,8 +45,8 @@ from game_events.lakehouse.tables import (
 )
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.offsets import ERASED_BY_BATCH, ERASED_ROWS
-from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import PluginResult
 from game_events.plugins.governance.erase_worker import RECORDS, EraseTask, PeopleToErase, ScannedFile
 from game_events.plugins.governance.erased_people import add_records
 from game_events.plugins.governance.filter_worker import Record

@@ -11,7 +11,7 @@ from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import replay
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.schemas import store
+from game_events.pipeline.schemas import catalog
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows
 from game_events_tests.support.worlds.topic import send_values
 from game_events_tests.support.worlds.waves import at_point, send
@@ -111,8 +111,8 @@ def test_an_outage_is_not_waited_for_again_and_again(make_settings, make_pipelin
 @pytest.mark.scenario
 def test_each_id_is_asked_for_and_compiled_once_in_a_process(make_settings, make_pipeline, proxy, monkeypatch):
     compiled = []
-    real = store.compile_schema
-    monkeypatch.setattr(store, "compile_schema", lambda schema: compiled.append(schema.schema_id) or real(schema))
+    real = catalog.compile_schema
+    monkeypatch.setattr(catalog, "compile_schema", lambda schema: compiled.append(schema.schema_id) or real(schema))
     settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
     sent = send(make_settings(), version=2).merge(send(make_settings(), version=3))
     pipeline = make_pipeline(settings)

@@ -13,7 +13,8 @@ from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.checks.table_checks import losses, offsets_continuous, offsets_lost, offsets_unique
 from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.offsets import topic_id_read
-from game_events.pipeline.runs.refresh import backlog, refresh
+from game_events.pipeline.runs.pending import backlog
+from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.offsets import by_partition

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import build_sensor
+from game_events.plugins.catalog.schema_versions import SENSOR
 from game_events.plugins.local.producer.produce import register_versions
 from game_events.schema_registry import registry_client
 
@@ -24,7 +24,7 @@ def register(environment):
 def look(instance, environment):  # noqa: ARG001 - the sensor reads it
     """One tick: (result, next cursor)."""
 
-    sensor = build_sensor("schema_versions", Graph.of())
+    sensor = SENSOR.build(Graph.of())
 
     def tick(cursor=None):
         context = dg.build_sensor_context(instance=instance, cursor=cursor)

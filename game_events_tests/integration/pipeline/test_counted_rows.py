@@ -18,8 +18,8 @@ from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, check_af
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.replay_selection import ReplaySelection
-from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import NEW, WHOLE, CheckResult
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, replay_and_refresh, selection_of
 from game_events.pipeline.silver.refresh import refresh_silver

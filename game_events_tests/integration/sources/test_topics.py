@@ -12,9 +12,9 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_lost, offsets_unique
-from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
+from game_events.pipeline.runs.pending import backlog, read_lag
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture
 from game_events_tests.support.fixtures.files import file_settings, landing  # noqa: F401 - fixtures
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows

@@ -6,7 +6,8 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
+from game_events.pipeline.runs.pending import backlog
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.pipeline.silver.admission import due
 from game_events_tests.support.reconciliation import assert_books_balance, rows
 from game_events_tests.support.worlds.waves import power_cut_at, send, versions

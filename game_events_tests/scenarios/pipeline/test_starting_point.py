@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
+from game_events.pipeline.runs.pending import backlog
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events_tests.support.reconciliation import assert_books_balance, count
 from game_events_tests.support.worlds.waves import send
 

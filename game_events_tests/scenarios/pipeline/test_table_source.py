@@ -10,7 +10,8 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
+from game_events.pipeline.runs.pending import backlog
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events_tests.support.reconciliation import coordinates, gold
 from game_events_tests.support.worlds.quality import Event, send_events
 from game_events_tests.support.worlds.topics import put

@@ -16,8 +16,8 @@ from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance import maintain
-from game_events.pipeline.reporting.counts import TableMaintenance
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import TableMaintenance
 from game_events_tests.support.edge_values import earlier_release
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.servers.attached_driver import start_driver

@@ -19,9 +19,8 @@ from game_events.lakehouse.system_tables import KINDS, ProgressTable, append_eve
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, add_actions
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import RunFacts, RunLog, event_rows, recorded
-from game_events.pipeline.reporting.counts import CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT, TableReport
+from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT, CheckResult, TableReport
 from game_events_tests.support.faults import unreadable
 from game_events_tests.support.offsets import splits
 

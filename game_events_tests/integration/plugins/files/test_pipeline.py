@@ -15,7 +15,8 @@ from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
-from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
+from game_events.pipeline.runs.pending import backlog
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events_tests.support.fixtures.files import MakeFiles
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.worlds.file_samples import avro, lines, parquet, protobuf, put

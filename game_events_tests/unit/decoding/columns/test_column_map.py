@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from game_events.decoding.columns import UINT64, ColumnMap, Field, field_key, kind_of, storage_type
 from game_events.decoding.decoder import BatchDecoder, DecodePlan
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
-from game_events.decoding.schema_diff import field_columns
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.columns import column_map
 from game_events.lakehouse.tables import Lakehouse
+from game_events.plugins.catalog.schema_history import field_columns
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 
 TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from game_events.decoding.columns import UINT64, ColumnMap, Field, base_of, kept_columns
-from game_events.decoding.schema_diff import compare
 from game_events.lakehouse.tables import is_person
+from game_events.plugins.catalog.schema_history import compare
 from game_events_tests.support.decoding.helpers import compiled, decode, frame, plan_for, python_class, rows_by_position
 
 TEXT, INT, REAL, TIME = pa.string(), pa.int64(), pa.float64(), pa.timestamp("us", tz="UTC")

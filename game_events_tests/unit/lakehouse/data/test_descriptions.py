@@ -21,7 +21,7 @@ from game_events.lakehouse.data.columns import (
 from game_events.lakehouse.table_properties import FORMAT, format_of
 from game_events.lakehouse.tables import Labels, Lakehouse, Table
 from game_events.pipeline.gold.plan import commented, player_agg
-from game_events.pipeline.schemas import store
+from game_events.pipeline.schemas import archive
 from game_events.plugins.export.tables import DELIVERIES, failed_calls_schema, planned_schema
 from game_events.plugins.files import source as log
 from game_events.plugins.governance import erased_people as worker
@@ -127,7 +127,7 @@ def test_comments_of_a_thousand_columns_have_a_limit_together():
     {
         "bronze_events": OWN_COLUMNS,
         "quarantine_events": QUARANTINE_COLUMNS,
-        "schemas": store.SCHEMA,
+        "schemas": archive.SCHEMA,
         "progress": system_tables.PROGRESS_SCHEMA,
         "event_log": system_tables.EVENT_LOG_SCHEMA,
         "erased_people": worker.SCHEMA,

@@ -26,8 +26,8 @@ from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OWN_ALERTS, PROCESS_TAG, OwnRuns, end_dead_runs
 from game_events.orchestration.sensors import Memory, alert_on_lag, build_sensor
-from game_events.pipeline.lag import PipelineLag
 from game_events.pipeline.reporting.result import TableReport
+from game_events.pipeline.runs.pending import PipelineLag
 from game_events_tests.support.fixtures.dagster import PROJECT
 from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.offsets import seen, splits

@@ -10,7 +10,7 @@ from game_events.definitions import build_defs
 from game_events.orchestration.assets import source_assets
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.sensors import PARTITIONS_SHOWN, Memory, lag_event
-from game_events.pipeline.lag import PipelineLag
+from game_events.pipeline.runs.pending import PipelineLag
 from game_events.sources.source import SourceSnapshot
 from game_events_tests.support.keys import BRONZE_KEY
 from game_events_tests.support.offsets import splits

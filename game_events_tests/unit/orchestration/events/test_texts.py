@@ -13,8 +13,8 @@ from markdown_it import MarkdownIt
 
 import game_events.orchestration
 from game_events.orchestration.events import as_text, one_line, plain, table
-from game_events.orchestration.sensors import Difference
-from game_events.pipeline.schemas.history import CHANGE_COLUMNS
+from game_events.plugins.catalog.schema_history import CHANGE_COLUMNS
+from game_events.plugins.catalog.schema_versions import Difference
 
 #: Dagster's pages have tables and struck text, too.
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

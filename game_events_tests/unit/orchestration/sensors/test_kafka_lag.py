@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from game_events.orchestration.sensors import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
-from game_events.pipeline.lag import PipelineLag
+from game_events.pipeline.runs.pending import PipelineLag
 from game_events.sources.source import Partition
 from game_events_tests.support.offsets import seen, splits
 

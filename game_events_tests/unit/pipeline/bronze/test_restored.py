@@ -18,7 +18,7 @@ from game_events.pipeline.maintenance import COMMITS, IncrementalMaintenance, ma
 from game_events.pipeline.offsets import ERASED_ROWS, batch_info, identity, offsets_of
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.lost_tables import find_lost_tables
+from game_events.pipeline.runs.pending import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.plugins.governance.erased_people import add_people, finish_people
 from game_events.plugins.governance.run import erase

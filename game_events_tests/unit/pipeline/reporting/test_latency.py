@@ -7,8 +7,8 @@ import pytest
 
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import Histogram
 from game_events.pipeline.runs.loop import LoopReport
 from game_events.workers.results import count_arrivals
 

@@ -11,7 +11,6 @@ from game_events.decoding.decoder import BatchDecoder, DecodePlan, RecentlyUsed
 from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.store import SchemaStore
 from game_events_tests.support.decoding.format_helpers import framed
 
 TIME = {"type": "long", "logicalType": "timestamp-micros"}
@@ -61,9 +60,10 @@ def test_a_flood_of_unknown_ids_is_asked_about_up_to_a_bound_and_known_ones_are_
 
 
 @pytest.mark.parametrize(("unknown_s", "known", "asked"), [(3600, {1}, [1]), (0, set(), [1, 1])])
-def test_unknown_ids_are_forgotten_after_a_while(tmp_path, unknown_s, known, asked):
+def test_unknown_ids_are_forgotten_after_a_while(make, monkeypatch, unknown_s, known, asked):
+    monkeypatch.setattr("game_events.pipeline.schemas.catalog.UNKNOWN_S", unknown_s)
     registry = Registry()
-    store = SchemaStore(registry, Lakehouse(str(tmp_path)), unknown_s)
+    store = make(registry)
     assert store.compiled(1) is None
     assert store.unknown_ids() == known
     assert store.compiled(1) is None

@@ -12,10 +12,9 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.pending import backlog, read_lag
 from game_events.pipeline.runs.preflight import Hint, waiting
-from game_events.pipeline.runs.refresh import backlog
 from game_events.pipeline.silver import admission as module
 from game_events.pipeline.silver.admission import due
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -238,6 +237,6 @@ def test_doctor_a_dry_run_and_the_sensor_say_what_waits_and_why(world: World, mo
     assert (found.games["silver"], found.rows, found.readmitted) == ([UNO], 2, {UNO: 2})
     assert "2 rows of bronze wait for silver, 2 of them left out by the settings until now (uno)" in str(found)
     assert (backlog(narrow).rows, backlog(narrow).games["silver"]) == (0, [])
-    monkeypatch.setattr("game_events.pipeline.lag.make_source", lambda *_: wide.source)
-    monkeypatch.setattr("game_events.pipeline.lag.changes", lambda *_: type("None", (), {"anything": False}))
+    monkeypatch.setattr("game_events.pipeline.runs.pending.make_source", lambda *_: wide.source)
+    monkeypatch.setattr("game_events.pipeline.runs.pending.changes", lambda *_: type("None", (), {"anything": False}))
     assert (read_lag(wide.settings, 1).let_in, read_lag(narrow.settings, 1).let_in) == (True, False)

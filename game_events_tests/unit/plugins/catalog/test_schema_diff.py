@@ -6,7 +6,7 @@ import pytest
 
 from game_events.decoding.decoder import compile_schema
 from game_events.decoding.frame import RegistrySchema
-from game_events.decoding.schema_diff import compare_enums
+from game_events.plugins.catalog.schema_history import compare_enums
 from game_events_tests.support.decoding.helpers import compiled
 from game_events_tests.support.decoding.registered_forms import FORMS, in_form
 

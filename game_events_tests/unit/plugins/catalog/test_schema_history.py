@@ -13,7 +13,7 @@ from game_events.lakehouse.data.columns import bronze_schema
 from game_events.lakehouse.system_tables import append_events
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.history import NAMED, SchemaHistory, as_line, origins
+from game_events.plugins.catalog.schema_history import NAMED, SchemaHistory, as_line, origins
 from game_events.schema_registry import SubjectVersion
 from game_events_tests.support.decoding.helpers import compiled
 

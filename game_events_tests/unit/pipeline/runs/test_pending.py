@@ -11,8 +11,8 @@ import pytest
 from game_events.errors import ReadOnlyError
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs import lost_tables
-from game_events.pipeline.runs.lost_tables import find_lost_tables
+from game_events.pipeline.runs import pending
+from game_events.pipeline.runs.pending import find_lost_tables
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT, UnifiedWorld
 
@@ -33,8 +33,8 @@ def world(tmp_path):
 @pytest.fixture
 def read(monkeypatch):
     """Tables with logs that were read."""
-    seen, usual = set(), lost_tables.restored_lately
-    monkeypatch.setattr(lost_tables, "restored_lately", lambda table: seen.add(table.key) or usual(table))
+    seen, usual = set(), pending.restored_lately
+    monkeypatch.setattr(pending, "restored_lately", lambda table: seen.add(table.key) or usual(table))
     return seen
 
 

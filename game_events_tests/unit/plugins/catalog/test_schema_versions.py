@@ -7,9 +7,9 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.orchestration import sensors
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import SEARCH_S, build_sensor
+from game_events.plugins.catalog import schema_versions
+from game_events.plugins.catalog.schema_versions import SEARCH_S, SENSOR
 from game_events.schema_registry import SubjectVersion
 
 #: The longest entry of an index of PostgreSQL, in which Dagster keeps the tags of runs: run keys are tags.
@@ -52,8 +52,8 @@ class Registry:
 @pytest.fixture
 def registry(monkeypatch):
     found = Registry()
-    monkeypatch.setattr(sensors, "SchemaRegistry", found)
-    monkeypatch.setattr(sensors, "changes_by_version", lambda *_: {})
+    monkeypatch.setattr(schema_versions, "SchemaRegistry", found)
+    monkeypatch.setattr(schema_versions, "changes_by_version", lambda *_: {})
     return found
 
 
@@ -63,7 +63,7 @@ def look(instance, registry, tmp_path):
 
     def tick(topics, cursor=None):
         settings = load_settings(kafka_topic=",".join(topics), lakehouse=str(tmp_path))
-        sensor = build_sensor("schema_versions", Graph.of(settings), lambda: registry.now)
+        sensor = SENSOR.build(Graph.of(settings), lambda: registry.now)
         context = dg.build_sensor_context(instance=instance, cursor=cursor)
         found = sensor(context)
         return found, found.cursor if isinstance(found, dg.SensorResult) else context.cursor

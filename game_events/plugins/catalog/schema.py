@@ -10,11 +10,10 @@ from typer.core import TyperGroup
 from game_events.cli.output import Json, Output
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import kept_columns, type_name
-from game_events.decoding.schema_diff import Change
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.columns import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse, existing_table
-from game_events.pipeline.schemas.history import NOTHING, ColumnOrigin, SchemaHistory, origins
+from game_events.plugins.catalog.schema_history import NOTHING, Change, ColumnOrigin, SchemaHistory, origins
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import subjects
 

@@ -12,10 +12,9 @@ from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.columns import COMMENT_OF, bronze_schema, comments_of
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.history import origins
+from game_events.pipeline.schemas.catalog import BRONZE_DESCRIPTION, SchemaCatalog, message_comment
+from game_events.plugins.catalog.schema_history import origins
 
 HEAD = 'syntax = "proto3"; package t;\n'
 TEXTS = {
@@ -54,13 +53,13 @@ def slice_of(parts, number, *ids):
     plan = parts.catalog.plan(parts.columns, {(i, (0,)) for i in ids})
     parts.columns = plan.columns
     parts.catalog.archive(i for i, _ in plan.types)
-    schema = documented(parts, bronze_schema(plan.columns), plan.columns, plan.types)
+    schema = parts.catalog.documented(bronze_schema(plan.columns), plan.columns, plan.types)
     landed = commit(
         Commit(
             parts.bronze, schema, [], expect_transactions={"batch": number - 1 or None}, set_transactions={"batch": number},
             table_id=str(handle.metadata().id) if handle is not None else None, merges_column_map=handle is not None,
             description=BRONZE_DESCRIPTION,
-            description_now=about_bronze(parts, handle, plan.types) if handle is not None else None,
+            description_now=parts.catalog.about_bronze(handle, plan.types) if handle is not None else None,
         )
     )  # fmt: skip
     parts.report.add_landed("bronze", parts.bronze, landed, schema, number)

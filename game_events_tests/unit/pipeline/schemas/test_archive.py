@@ -10,7 +10,7 @@ from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse
-from game_events.pipeline.schemas.store import SchemaArchive
+from game_events.pipeline.schemas.archive import SchemaArchive
 
 
 @pytest.fixture
