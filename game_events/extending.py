@@ -34,7 +34,6 @@ __all__ = [
     "silver_transformation",
     "sum_of",
 ]
-
 #: As SQL reads it: behind blanks and comments.
 _DISTINCT = re.compile(r"(\s|/\*.*?\*/|--[^\n]*\n)*distinct\b", re.IGNORECASE | re.DOTALL)
 F = TypeVar("F", bound=Callable[..., Any])

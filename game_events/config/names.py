@@ -26,15 +26,11 @@ from game_events.extending import PLAYER_AGG, Measure, count, max_of, min_of, pr
 
 #: Valid names of games: part of table names, never normalised.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
-
 #: `gold_unified_player_agg` would otherwise be a game's table.
 RESERVED_GAMES = ("unified",)
-
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
 _NOUN = r"^[a-z][a-z0-9_]{0,99}$"
-
 PROGRESS = "progress"
-
 #: The pipeline's system tables: only the prefix changes their names.
 OWN = (
     "schemas",
@@ -46,7 +42,6 @@ OWN = (
     "export_outcomes",
     "export_failed_calls",
 )
-
 #: The keys that some of them had in game_events 0.1.
 FORMER_OWN = {
     "suppressed_entities": "erased_people",
@@ -54,13 +49,10 @@ FORMER_OWN = {
     "rest_deliveries": "export_outcomes",
     "rest_dead_letters": "export_failed_calls",
 }
-
 #: Keys of the tables that are neither of an entity nor in `OWN`.
 FIXED = ("bronze_events", "quarantine_events", "silver_events", f"gold_unified_{PLAYER_AGG}")
-
 #: Beginnings of the keys that end in `_events`, and in the name of an aggregate.
 _EVENT_LAYERS, _GOLD = ("bronze_", "quarantine_", "silver_"), ("gold_",)
-
 _EVENTS = "events"
 
 
@@ -146,24 +138,17 @@ def _swapped(name: str, layers: tuple[str, ...], old: str, new: str) -> str:
 
 
 _CALL = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
-
 _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
-
 #: Not deterministic: gold could not be compared with a recompute.
 _CHANGING = re.compile(r"\b(current_\w+|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()", re.IGNORECASE)
-
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
-
 #: Comments; windows, which see other keys' rows, of all games of a refresh; functions that make rows.
 _REFUSED = re.compile(
     r";|--|/\*|\bover\s*\(|\b(?:(?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|json_tuple)\s*\(", re.IGNORECASE
 )
-
 _BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
-
 _BY_TIME = {"first": "min_by", "last": "max_by"}
-
 #: Orders rows of the same time, so that `first` and `last` are deterministic.
 _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
@@ -250,23 +235,16 @@ def _outside(sql: str) -> str | None:
 
 
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`"""
-
 _BRACKET = re.compile(r"\s*\(")
-
 _TEXT_OR_COMMENT = re.compile(rf"{_TEXT}|--[^\n]*|/\*.*?\*/", re.DOTALL)
-
 _QUERY = re.compile(r"\bselect\b|\(\s*(?:from|table|with)\s+\w|\(\s*values\s*[(\w']", re.IGNORECASE)
-
 #: Methods of Java, which read the process's environment or end it; functions that are named by a text.
 _FOREIGN = re.compile(r"\b(reflect|try_reflect|java_method|identifier)\s*\(", re.IGNORECASE)
-
 _CLOCK = re.compile(
     r"\b(?:current_timestamp|current_date|localtimestamp)\b|\b(?:now|curdate|current_time|unix_timestamp)\s*\(\s*\)",
     re.IGNORECASE,
 )
-
 _MOMENT = r"'\s*(?:now|today|yesterday|tomorrow)\b"
-
 #: A text that becomes a time: `timestamp'now'`, `CAST('now' AS ...)`, `to_date('now')`, `'now'::timestamp`.
 _CLOCK_TEXT = re.compile(
     rf"\b(?:date|timestamp\w*|(?:(?:try_)?cast|(?:try_)?to_(?:date|timestamp\w*))\s*\()\s*{_MOMENT}|{_MOMENT}\s*'\s*::",

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from game_events.schema_registry import SchemaLookup
 
 Part = TypeVar("Part")
-
 Integers = npt.NDArray[np.int64]
-
 #: Columns of `RAW_COLUMNS` with their types.
 RAW_SCHEMA = pa.schema([pa.field(name, OWN_COLUMNS.field(STORED_AS[name]).type) for name in RAW_COLUMNS])
 #: Columns of every batch of records; those of files have more. `reason` (`decoding.frame.Reason`) and `detail` are NULL, but

@@ -38,7 +38,6 @@ from game_events.sources.source import (
 
 #: Kind of the source.
 TABLE = "table"
-
 #: Columns that are read.
 _COLUMNS = (*STORED_AS.values(), "_batch")
 

@@ -35,12 +35,9 @@ from game_events.plugins.files.records import KAFKA_COLUMNS
 #: Key of the files' metadata; its value is the version of this format.
 MARK = b"game_events.archive"
 VERSION = b"1"
-
 SCHEMAS_KEY = b"game_events.schemas"
-
 #: Format of an id that was unknown when the archive was written.
 UNKNOWN = "UNKNOWN"
-
 RECORDS = pa.schema(KAFKA_COLUMNS)
 
 
@@ -72,18 +69,13 @@ def schemas_of(schema: pa.Schema) -> Mapping[SchemaId, RegistrySchema]:
 
 #: Follows no links and does not block on a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
 #: Nested folders at most.
 MAX_DEPTH = 100
-
 #: Why a symbolic link is skipped.
 LINK = "it is a symbolic link"
-
 #: Permission errors, and errors caused by one file's name; others are the storage's.
 REFUSED = (errno.EACCES, errno.EPERM)
-
 _OF_A_NAME = (*REFUSED, errno.ENAMETOOLONG)
-
 #: The file or folder was deleted or replaced meanwhile.
 _GONE = (FileNotFoundError, NotADirectoryError)
 

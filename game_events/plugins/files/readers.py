@@ -56,10 +56,8 @@ from game_events.plugins.files.records import (
 from game_events.sources.source import BATCH_RECORDS, RAW_SCHEMA, Reading, ReadNotes, columns_of
 
 _BLANK = (9, 13, 32)
-
 #: Bytes of a message's length at most.
 _LENGTH_BYTES = 5
-
 #: Protobuf's own limit of a message.
 MAX_MESSAGE = 2**31 - 1
 
@@ -200,7 +198,6 @@ def _lengths(buffer: bytes) -> tuple[list[int], list[int], int, int | None]:
 
 #: Errors of reading damaged Parquet; `is_damage` excludes those of an unavailable storage.
 DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
-
 #: A batch that did not fit is retried with so many times fewer rows.
 _FEWER = 32
 
@@ -355,7 +352,6 @@ AVRO = "avro"
 JSONL = "jsonl"
 PARQUET = "parquet"
 PROTOBUF = "protobuf"
-
 #: File name suffix -> format, for `auto`; a suffix of `COMPRESSED` may follow.
 ENDINGS = {
     ".avro": AVRO,
@@ -363,7 +359,6 @@ ENDINGS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSONL),
     **dict.fromkeys((".pb", ".binpb", ".protobuf", ".delimited"), PROTOBUF),
 }
-
 #: Suffixes of compressed files (of formats without compression of their own).
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 

@@ -29,7 +29,6 @@ from game_events.sources.source import Gap
 
 #: Bytes of a batch: large files are divided.
 BATCH_BYTES = 32 * 1024 * 1024
-
 #: Bytes that decoding a batch may allocate.
 MEMORY = 1024 * 1024 * 1024
 
@@ -115,14 +114,10 @@ def _held() -> int | None:
 
 
 RowNumbers = npt.NDArray[np.int64]
-
 TIME = pa.timestamp("us", tz="UTC")
-
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
 #: Records of a batch: small files share one, large ones are divided, also by `BATCH_BYTES`.
 BATCH_ROWS = 20_000
-
 #: Columns of a Kafka record.
 KAFKA_COLUMNS = (
     pa.field("topic", pa.string()),
@@ -134,7 +129,6 @@ KAFKA_COLUMNS = (
     pa.field("value", pa.binary()),
     pa.field("headers", HEADERS_TYPE),
 )
-
 #: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (for an archive:
 #: Kafka's); `reason`: of unreadable parts, else NULL.
 COMMON = (
@@ -145,7 +139,6 @@ COMMON = (
     pa.field("reason", pa.string()),
     pa.field("detail", pa.string()),
 )
-
 RECORDS = pa.schema(COMMON)
 
 
@@ -320,9 +313,7 @@ def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa
 
 #: Kind of the source, and the name that its one partition has instead of a topic's.
 FILES = "files"
-
 PARTITION = 0
-
 #: Offsets of one file.
 FILE_ROWS = 2**32
 

@@ -65,10 +65,8 @@ from game_events.sources.source import (
 )
 
 log = logging.getLogger(__name__)
-
 TAKEN = "taken"
 CHANGED = "changed"
-
 SCHEMA = schema_of(
     number=(pa.int64(), "Number that the path has for ever; a file's records count up from number * 2^32"),
     path=(pa.string(), "File"),
@@ -185,17 +183,13 @@ class FileLog:
 
 #: Last bytes of a complete Parquet file.
 _PARQUET_END = b"PAR1"
-
 #: Parallel checks of Parquet footers: each is a request to an object store.
 _FOOTER_CHECKS = 16
-
 #: Files and bytes of one task: a task costs some 100 ms, opening a file in an object store some 20 ms.
 TASK_FILES = 2_000
 TASK_BYTES = 256 * 1024 * 1024
-
 #: Skipped files and folders that are logged by name for one snapshot.
 _NAMES_LOGGED = 10
-
 #: Tasks that read one Parquet file at most.
 MOST_PARTS = 64
 
