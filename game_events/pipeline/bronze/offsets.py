@@ -373,9 +373,10 @@ def refuse_unless_recorded(
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
     again = _recreated(gaps, now) if now is not None else ""
+    holder = class_of(settings).holder(settings)
     raise DataError(
-        f"{what} that {class_of(settings).holder(settings)} does not have any more and bronze has not: {named}.{again} Nothing "
-        f"was read. To go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
+        f"{what} that {holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
+        f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
         f"{class_of(settings).loss_advice}"
     )
 

@@ -29,6 +29,7 @@ from game_events.decoding.avro.schema import AvroSchema, AvroType
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
 from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable
+from game_events.sources.source import ReadNotes
 
 MAGIC = b"Obj\x01"
 SYNC_BYTES = 16
@@ -68,23 +69,21 @@ def read_header(head: bytes) -> tuple[str, str, bytes, int]:
     return header["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES
 
 
-def read_container(
-    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: FileLimits
-) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's records, block by block, and rows for what cannot be read.
+def read_container(source: pa.NativeFile, file: FilePart, notes: ReadNotes, limits: FileLimits) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's records, block by block, and rows for what cannot be read; `notes` gets the file's schema.
 
-    `offer` is called with the file's schema. Raises LimitExceededError if the file decompresses to too many bytes.
+    Raises LimitExceededError if the file decompresses to too many bytes.
     """
     position = unpacked = 0
     try:
         text, codec, sync, at = read_header(source.read(MAX_HEADER))
         json.loads(text)
         guid = schema_guid("AVRO", text)
-        skip = _Skippers().of(AvroSchema(guid, text).root)
+        skip = _skip_of(AvroSchema(guid, text).root)
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
-    offer(RegistrySchema(guid, "AVRO", text))
+    notes.schemas[guid] = RegistrySchema(guid, "AVRO", text)
     identity = identity_bytes(guid, (), indexed=False)
     end = source.size()
     while at < end:
@@ -149,30 +148,30 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
         yield unreadable(file, position + done, detail, block[at:][:KEPT_BYTES])
 
 
-class _Skippers:
-    """Ends of values by type, found without decoding them: values have no separators."""
+def _skip_of(root: AvroType) -> Skip:
+    """Finds the end of a value without decoding it: values have no separators."""
 
-    def __init__(self) -> None:
-        self.of = ByType[int](self._make).of
-
-    def _make(self, type_: AvroType) -> Skip:
+    def make(type_: AvroType) -> Skip:
         match type_.kind:
             case "record":
-                return _all_of([self.of(f.type) for f in type_.fields])
+                return _all_of([of(f.type) for f in type_.fields])
             case "union":
-                return _one_of([self.of(inner) for inner in type_.items])
+                return _one_of([of(inner) for inner in type_.items])
             case "array":
-                item = self.of(type_.items[0])
+                item = of(type_.items[0])
                 least = min_bytes(type_.items[0])
                 return lambda buf, at: read_blocks(buf, at, least, Budget(), item)[1]
             case "map":
-                value = self.of(type_.items[0])
+                value = of(type_.items[0])
                 return lambda buf, at: read_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))[1]
             case kind if kind in _LEAVES:
                 return _LEAVES[kind]
             case kind:
                 size = type_.size if kind == "fixed" else _FIXED[kind]
                 return lambda buf, at: take(buf, at, size)[1]
+
+    of = ByType[int](make).of
+    return of(root)
 
 
 def _all_of(members: list[Skip]) -> Skip:

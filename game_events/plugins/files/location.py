@@ -2,20 +2,15 @@
 
 Unreadable files and folders are skipped and reported, so that one file's name or permissions cannot stop the others. Symbolic
 links are not followed: they could lead to any file of this machine.
-
-File format of a record archive: Parquet files of Kafka records (columns `RECORDS`), one row each.
-
-The key-value metadata of each file marks it and holds the schemas of its records, so that it can be read without a registry.
 """
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,46 +21,10 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.settings import Settings
-from game_events.decoding.frame import RegistrySchema, SchemaId, ordered
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.storage import delta_options, is_remote, store_errors_named
 from game_events.lakehouse.tables import Table, add_actions
-from game_events.plugins.files.records import KAFKA_COLUMNS
-
-#: Key of the files' metadata; its value is the version of this format.
-MARK = b"game_events.archive"
-VERSION = b"1"
-SCHEMAS_KEY = b"game_events.schemas"
-#: Format of an id that was unknown when the archive was written.
-UNKNOWN = "UNKNOWN"
-RECORDS = pa.schema(KAFKA_COLUMNS)
-
-
-def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
-    """The files' Arrow schema with the metadata."""
-    by_id = sorted(schemas, key=lambda s: ordered(s.schema_id))
-    described = [{"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references} for s in by_id]
-    return RECORDS.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(described).encode()})
-
-
-def is_archive(schema: pa.Schema) -> bool:
-    """Whether a file belongs to an archive; raises ValueError for a later version of the format."""
-    version = (schema.metadata or {}).get(MARK)
-    if version is not None and version != VERSION:
-        raise ValueError(f"an archive of version {version.decode(errors='replace')}, which this version does not read")
-    return version is not None
-
-
-def schemas_of(schema: pa.Schema) -> Mapping[SchemaId, RegistrySchema]:
-    """The schemas in a file's metadata, by id or GUID; raises ValueError for damaged metadata."""
-    try:
-        listed = json.loads((schema.metadata or {}).get(SCHEMAS_KEY, b"[]"))
-        return {
-            s["id"]: RegistrySchema(s["id"], s["format"], s["text"], tuple((n, t) for n, t in s["references"])) for s in listed
-        }
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"its schemas are damaged: {error!r}") from None
-
+from game_events.sources.source import RAW_SCHEMA
 
 #: Follows no links and does not block on a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -143,7 +102,7 @@ class SourceLocation:
     def archive(self) -> DeltaTable | None:
         """The record archive at this location; None: plain files. ConfigurationError for another Delta table."""
         archive = Table("archive", self.root, self.options).open_to_read()
-        if archive is not None and [f.name for f in archive.schema().fields] != RECORDS.names:
+        if archive is not None and [f.name for f in archive.schema().fields] != RAW_SCHEMA.names:
             raise ConfigurationError(
                 f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they cannot be a source"
             )

@@ -7,6 +7,10 @@ The file log (table `source_files`, append-only): every source file with its num
 
 Guarantee: a path has one number for ever, also with concurrent runs and crashes; numbers have no gaps. So a file is read once:
 bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
+
+Schemas of records: from the file's own header, from a file that a setting names, or from the registry. One without a registry
+id gets a GUID derived from its text. Records carry it in the header `__value_schema_id`, as with Confluent's serializers, and
+the table `schemas` keeps the text, so that replay, redecode and erasure work on records of files.
 """
 
 import logging
@@ -19,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -26,8 +31,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
-from game_events.decoding.decoder import TypeKey
-from game_events.decoding.frame import RegistrySchema
+from game_events.decoding.decoder import TypeKey, compile_schema
+from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, schema_guid
+from game_events.decoding.protobuf.schema import ProtobufSchema, imports
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import retry_on_conflict
@@ -41,16 +47,17 @@ from game_events.plugins.files.records import (
     FILE_ROWS,
     FILES,
     PARTITION,
+    UNKNOWN,
     FileGap,
     FileLimits,
     FilePart,
     NamedSchema,
     first_offset,
+    identity_bytes,
     number_of,
 )
-from game_events.plugins.files.schemas import SUBJECT, FileSchemas, named_schema
-from game_events.schema_registry import SchemaLookup, SchemaRegistry
-from game_events.sources.rows import since
+from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion
+from game_events.sources.factory import since
 from game_events.sources.source import (
     Gap,
     MicroBatch,
@@ -181,6 +188,10 @@ class FileLog:
                 entries[number] = entry
 
 
+#: Suffix of a schema file -> its format.
+_KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
+SUBJECT = "subject:"
+SETTING = "GAME_EVENTS_FILES_SCHEMA"
 #: Last bytes of a complete Parquet file.
 _PARQUET_END = b"PAR1"
 #: Parallel checks of Parquet footers: each is a request to an object store.
@@ -192,6 +203,114 @@ TASK_BYTES = 256 * 1024 * 1024
 _NAMES_LOGGED = 10
 #: Tasks that read one Parquet file at most.
 MOST_PARTS = 64
+
+
+def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
+    """The schema of the settings, if they name one.
+
+    Raises:
+        ConfigurationError: there is no such file, subject or message type, or the text does not compile.
+        TransientError: the registry does not answer.
+    """
+    if settings.files_schema is None:
+        return None
+    of_registry = settings.files_schema.startswith(SUBJECT)
+    schema = _from_subject(settings.files_schema, registry) if of_registry else _from_file(settings)
+    try:
+        compiled = compile_schema(schema)
+    except DataError as error:
+        raise ConfigurationError(f"{SETTING}: {settings.files_schema}: {error}") from None
+    path: IndexPath = ()
+    if isinstance(compiled, ProtobufSchema):
+        path = _path_of(compiled, settings.files_message_type)
+    return NamedSchema(schema, (schema.schema_id, path), identity_bytes(schema.schema_id, path, indexed=compiled.indexed))
+
+
+def _from_subject(name: str, registry: SchemaRegistry) -> RegistrySchema:
+    subject = name.removeprefix(SUBJECT)
+    newest = registry.newest(subject)
+    schema = registry.fetch(newest[1]) if newest is not None else None
+    if schema is None:
+        raise ConfigurationError(f"{SETTING}: the registry {registry.url} has no subject {subject!r}")
+    return schema
+
+
+def _from_file(settings: Settings) -> RegistrySchema:
+    path = Path(str(settings.files_schema)).expanduser()
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{SUBJECT}NAME`")
+    try:
+        text = path.read_text("utf-8")
+        references = _imports(path, text) if kind == "PROTOBUF" else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{SETTING}: {path} cannot be read: {error}") from None
+    return RegistrySchema(schema_guid(kind, text, references), kind, text, references)
+
+
+def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
+    """(Name, text) of imported .proto files in the same folder, dependencies first; other imports are protoc's own."""
+    texts: dict[str, str] = {}
+    seen: set[str] = set()  # circular imports are refused by the compiler
+
+    def visit(body: str) -> None:
+        for name in imports(body):
+            beside = path.parent / name
+            if name not in seen and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
+                seen.add(name)
+                inner = beside.read_text("utf-8")
+                visit(inner)
+                texts[name] = inner
+
+    visit(text)
+    return tuple(texts.items())
+
+
+def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
+    """Index path of a message type by its full name."""
+    if name is None:
+        return (0,)
+    names = schema.type_paths()
+    if name not in names:
+        raise ConfigurationError(
+            f"GAME_EVENTS_FILES_MESSAGE_TYPE: the schema has no message {name!r}; it has {', '.join(sorted(names))}"
+        )
+    return names[name]
+
+
+class FileSchemas:
+    """Schemas by id while files are the source (before the registry client): those found in files, then the registry."""
+
+    def __init__(self, registry: SchemaLookup, *, framed: bool) -> None:
+        """Wraps the registry; `framed`: records name schemas of the registry."""
+        self.url = registry.url
+        self._registry = registry
+        self._framed = framed
+        self._offered: dict[SchemaId, RegistrySchema] = {}
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Add schemas found in files."""
+        for schema in schemas:
+            self._offered.setdefault(schema.schema_id, schema)
+
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
+        """The schema of an id or GUID; None: unknown; raises as `SchemaRegistry.fetch`."""
+        offered = self._offered.get(schema_id)
+        known = None if offered is not None and offered.format == UNKNOWN else offered
+        if self._framed and (isinstance(schema_id, int) or offered is None):
+            # The registry defines its ids; an archive may have schemas that it has lost.
+            return self._registry.fetch(schema_id) or known
+        if offered is None and isinstance(schema_id, int):
+            return self._registry.fetch(schema_id)
+        return known
+
+    def version_numbers(self, subject: str) -> list[int]:  # noqa: ARG002
+        """Files have no subject."""
+        return []
+
+    def versions(self, subject: str) -> list[SubjectVersion]:  # noqa: ARG002
+        """Files have no subject."""
+        return []
 
 
 class FileSource(Source):
@@ -215,7 +334,7 @@ class FileSource(Source):
         self.settings = settings
         self.place = SourceLocation.of(settings, settings.files_path)
         self._context = context
-        self._log = FileLog(context.lakehouse, context.run_id)
+        self._log = FileLog(context.lakehouse or Lakehouse.of(settings), context.run_id)
         self._checked = "not yet"
         #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
         self.archive = None
@@ -228,8 +347,7 @@ class FileSource(Source):
         self._skipped: set[str] = set()
 
     @cached_property
-    def schema(self) -> NamedSchema | None:
-        """The schema that the settings name; raises as `named_schema`."""
+    def _schema(self) -> NamedSchema | None:
         return named_schema(self.settings, SchemaRegistry(self.settings))
 
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
@@ -253,25 +371,21 @@ class FileSource(Source):
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
-        if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
-            self._context.refuse_twice(self.archive, {_partition_of(known): first_offset(end + len(ready))})
+        refuse_twice = self._context.refuse_twice
+        if refuse_twice and self.archive is not None and take_in and not full_refresh:  # before its files get numbers
+            refuse_twice(self.archive, {_partition_of(known): first_offset(end + len(ready))})
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
-            known = self._take_in(ready, changed)
+            known = self._log.take_in(ready, changed)
+            self.counts["taken"] += len(ready)
+            self.counts["changed"] += len(changed)
+            for file in changed:
+                log.warning("file=%r changed=true read_again=false", file.path)
             end = len(known.entries)
         self._known = known
         files = _partition_of(known)
         return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
-
-    def _take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
-        """Add files to the file log, and count them."""
-        known = self._log.take_in(new, changed)
-        self.counts["taken"] += len(new)
-        self.counts["changed"] += len(changed)
-        for file in changed:
-            log.warning("file=%r changed=true read_again=false", file.path)
-        return known
 
     def _listed(self) -> Sequence[SourceFile]:
         """The files that are there: of an archive those of its newest version."""
@@ -282,10 +396,6 @@ class FileSource(Source):
         self.archive = None
         skipped: dict[str, str] = {}
         files = self.place.listing(self.settings.files_pattern, skipped)
-        self._log_skipped(skipped)
-        return files
-
-    def _log_skipped(self, skipped: dict[str, str]) -> None:
         new = sorted(skipped.keys() - self._skipped)
         self._skipped.update(new)
         links = sum(skipped[path] == LINK for path in new)
@@ -293,6 +403,7 @@ class FileSource(Source):
         self.counts["skipped"] += len(new) - links
         for path in new[:_NAMES_LOGGED]:
             log.warning("path=%r skipped=true reason=%r", path, skipped[path])
+        return files
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
         """Partition -> first offset of a file that was written at a time or later."""
@@ -341,6 +452,11 @@ class FileSource(Source):
         # By the file: records of an archive have Kafka's coordinates.
         return F.coalesce(F.col("_file_path").isin(missing), elsewhere)
 
+    @classmethod
+    def name(cls, settings: Settings) -> str:
+        """The folder or prefix."""
+        return str(settings.files_path)
+
     @staticmethod
     def gone_text(is_: str, has: str) -> str:  # noqa: ARG004
         """They do not expire."""
@@ -368,7 +484,7 @@ class FileSource(Source):
     @classmethod
     def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
         """The end of the folder or prefix."""
-        return ("files", *last_parts(settings.source_name))
+        return ("files", *last_parts(cls.name(settings)))
 
     @classmethod
     def upstreams(cls, settings: Settings) -> list[Upstream]:
@@ -377,11 +493,11 @@ class FileSource(Source):
         # The kind of the files' format, where the settings name one.
         kind = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
         kinds = ("file",) if kind is None else ("file", kind)
-        folder = Upstream(cls.asset_key(settings, FILES), said, kinds)
+        upstreams = [Upstream(cls.asset_key(settings, FILES), said, kinds)]
         schema = settings.files_schema or ""
-        return (
-            [folder, cls.subject_upstream(settings, schema.removeprefix(SUBJECT))] if schema.startswith(SUBJECT) else [folder]
-        )
+        if schema.startswith(SUBJECT):
+            upstreams.append(cls.subject_upstream(settings, schema.removeprefix(SUBJECT)))
+        return upstreams
 
     @classmethod
     def tables(cls, lakehouse: Lakehouse) -> list[SystemTable]:
@@ -389,27 +505,20 @@ class FileSource(Source):
         return [FileLog(lakehouse).declaration]
 
     def schemas(self) -> list[RegistrySchema]:
-        """The schema of the settings, if they name one."""
-        return [] if self.schema is None else [self.schema.schema]
+        """The schema of the settings, if they name one; raises as `named_schema`."""
+        return [] if self._schema is None else [self._schema.schema]
 
     def expected_types(self) -> list[TypeKey]:
         """The record type of that schema, planned for before the first record."""
-        return [] if self.schema is None else [self.schema.key]
+        return [] if self._schema is None else [self._schema.key]
 
     def reading(self, batch: MicroBatch) -> FileReading:
         """The files of a batch that exist, large Parquet files in parts; DataError if none exists."""
         settings = self.settings
         bounds = FileLimits(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
-        return FileReading(
-            self.place,
-            self._known.log_id,
-            bounds,
-            settings.files_format,
-            self.schema,
-            settings.files_framed,
-            archive=self.archive is not None,
-            files=self._tasks(batch),
-        )
+        tasks = self._tasks(batch)
+        is_archive = self.archive is not None
+        return FileReading(self.place, bounds, settings.files_format, self._schema, settings.files_framed, is_archive, tasks)
 
     def _tasks(self, batch: MicroBatch) -> list[Sequence[FilePart]]:
         parts = list[FilePart]()
@@ -429,7 +538,7 @@ class FileSource(Source):
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
         if known.log_id == self._checked:
             return
-        read_by = self._context.id_read(FILES, FILES)
+        read_by = self._context.id_read(FILES, FILES) if self._context.id_read is not None else None
         if read_by is not None and read_by != known.log_id:
             raise DataError(
                 f"{SOURCE_FILES} is not the table that bronze_events was read by: without that one it is unknown which files "

@@ -22,10 +22,11 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.files.location import LINK, MAX_DEPTH, NotAFileError, SourceLocation
-from game_events.plugins.files.schemas import FileSchemas
-from game_events.plugins.files.source import FileSource
+from game_events.plugins.files.readers import FileReading
+from game_events.plugins.files.records import FilePart, marked_records
+from game_events.plugins.files.source import FileSchemas, FileSource
 from game_events.schema_registry import RegistrySchema
-from game_events.sources.source import SourceContext
+from game_events.sources.source import ReadNotes, SourceContext
 from game_events_tests.support.worlds.file_samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.unit.plugins.files.test_reader import KINDS, PLENTY, Read
 
@@ -368,17 +369,14 @@ class Registry:
 
 
 def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
-    from game_events.plugins.files.location import marked_records  # noqa: PLC0415
-    from game_events.plugins.files.readers import FileReader, FileReading  # noqa: PLC0415
-    from game_events.plugins.files.records import FilePart  # noqa: PLC0415
-
     path = tmp_path / "a.parquet"
     brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))
     pq.write_table(marked_records([brought]).empty_table(), path)
-    reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY))
-    (batch,) = reader.batches([FilePart(0, str(path), path.stat().st_size, 5, "log")])
+    file = FilePart(0, str(path), path.stat().st_size, 5, "log")
+    notes = ReadNotes()
+    (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, files=[[file]]).batches(0, notes)
     assert batch.column("reason").to_pylist() == ["UNREADABLE_FILE"]
-    assert reader.notes.schemas == {}
+    assert notes.schemas == {}
 
 
 def test_what_a_file_says_of_a_registrys_id_never_wins_over_the_registry() -> None:
