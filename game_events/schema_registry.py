@@ -69,13 +69,7 @@ class SchemaLimits:
 class _Texts:
     """Texts of one schema and its references, with their limits.
 
-    Attributes:
-        what: the schema, for messages.
-        limits: the limits.
-        remaining_s: seconds until the deadline.
-        begun: names of requested references.
-        references: name -> text of references, dependencies before dependents.
-        size: bytes of all texts.
+    `begun`: names of requested references; `references`: name -> text, dependencies before dependents.
     """
 
     what: str
@@ -142,17 +136,19 @@ class SchemaLookup(Protocol):
     def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id or GUID; None: unknown; TransientError, ConfigurationError: there is no answer."""
 
-    def version_numbers(self, subject: str) -> list[int]:
-        """Versions of a subject; empty: it is unknown."""
+    def version_numbers(self, subject: str) -> list[int]:  # noqa: ARG002
+        """Versions of a subject, oldest first; empty: it is unknown."""
+        return []
 
-    def versions(self, subject: str) -> list[SubjectVersion]:
+    def versions(self, subject: str) -> list[SubjectVersion]:  # noqa: ARG002
         """The same with the ids of their schemas."""
+        return []
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Schemas that came with the records; a registry has no use for them."""
+        """Schemas that came with the records; a registry has its own."""
 
 
-class SchemaRegistry:
+class SchemaRegistry(SchemaLookup):
     """Read-only client. Every answer is bounded in time and in bytes; raises only this project's errors.
 
     For `COOL_DOWN_S` seconds after an outage requests fail at once with the same error.
@@ -180,7 +176,7 @@ class SchemaRegistry:
         # Its connections close with this object.
         weakref.finalize(self, self._client.close)
 
-    def fetch(self, schema_id: int | str) -> RegistrySchema | None:
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id (a number) or a GUID (text), or None if the registry does not know it.
 
         Raises:
@@ -188,14 +184,13 @@ class SchemaRegistry:
             TransientError: it cannot be reached, answers with an error, or takes too long.
             DataError: the schema with its imports is too long, or imports too many others.
         """
-        what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
+        is_id = isinstance(schema_id, int)
+        what = f"schema {'id' if is_id else 'GUID'} {schema_id}"
         deadline = self._clock() + self._limits.schema_s
         texts = _Texts(f"schema registry {self.url}: {what}", self._limits, lambda: deadline - self._clock())
+        get: Callable[..., Schema] = self._client.get_schema if is_id else self._client.get_schema_by_guid
         try:
-            if isinstance(schema_id, int):
-                schema = self._call(what, partial(self._client.get_schema, schema_id))
-            else:
-                schema = self._call(what, partial(self._client.get_schema_by_guid, schema_id))
+            schema = self._call(what, partial(get, schema_id))
             if schema is None:
                 return None
             text = texts.take(schema.schema_str)
@@ -224,9 +219,6 @@ class SchemaRegistry:
     def version_numbers(self, subject: str) -> list[int]:
         """The version numbers of a subject: one call."""
         return self._call(f"subject {subject!r}", lambda: sorted(map(int, self._client.get_versions(subject) or []))) or []
-
-    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Schemas that came with records: the registry has its own."""
 
     def newest(self, subject: str) -> tuple[int, int] | None:
         """Number and schema id of a subject's newest version, or None if there is none: one call."""

@@ -56,7 +56,7 @@ from game_events.plugins.files.records import (
     identity_bytes,
     number_of,
 )
-from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion
+from game_events.schema_registry import SchemaLookup, SchemaRegistry
 from game_events.sources.factory import since
 from game_events.sources.source import (
     Gap,
@@ -104,7 +104,6 @@ class FileLog:
     """Reads and appends to the table."""
 
     def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
-        """Nothing is read yet."""
         description = "Files that are the source, each with its number: bronze has read them up to one"
         self.declaration = SystemTable(lakehouse.table(SOURCE_FILES), SCHEMA, description)
         self._run_id = run_id
@@ -147,13 +146,9 @@ class FileLog:
         other = known.compare(changed)[1]
         if not left and not other and self._handle is not None:
             return known
-        self._commit(known, left, other)
-        return self.known()
-
-    def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
         first = len(known.entries)
         now = datetime.now(UTC)
-        rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
+        rows = [(first + n, f, TAKEN) for n, f in enumerate(left)] + [(known.numbers[f.path], f, CHANGED) for f in other]
         columns = {
             "number": [n for n, _, _ in rows],
             "path": [f.path for _, f, _ in rows],
@@ -166,10 +161,11 @@ class FileLog:
         self.declaration.commit(
             self._handle,
             pa.table(columns, schema=SCHEMA),
-            set_transactions={Txn.NEXT_FILE: first + len(new)},
-            info={"files": str(len(new)), "changed": str(len(changed))},
+            set_transactions={Txn.NEXT_FILE: first + len(left)},
+            info={"files": str(len(left)), "changed": str(len(other))},
         )
         failpoints.reach("files_taken_in")
+        return self.known()
 
     def _add(self, rows: pa.Table) -> None:
         entries = self._known.entries
@@ -212,22 +208,21 @@ def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | 
         ConfigurationError: there is no such file, subject or message type, or the text does not compile.
         TransientError: the registry does not answer.
     """
-    if settings.files_schema is None:
+    named = settings.files_schema
+    if named is None:
         return None
-    of_registry = settings.files_schema.startswith(SUBJECT)
-    schema = _from_subject(settings.files_schema, registry) if of_registry else _from_file(settings)
+    schema = _from_subject(named.removeprefix(SUBJECT), registry) if named.startswith(SUBJECT) else _from_file(named)
     try:
         compiled = compile_schema(schema)
     except DataError as error:
-        raise ConfigurationError(f"{SETTING}: {settings.files_schema}: {error}") from None
+        raise ConfigurationError(f"{SETTING}: {named}: {error}") from None
     path: IndexPath = ()
     if isinstance(compiled, ProtobufSchema):
         path = _path_of(compiled, settings.files_message_type)
     return NamedSchema(schema, (schema.schema_id, path), identity_bytes(schema.schema_id, path, indexed=compiled.indexed))
 
 
-def _from_subject(name: str, registry: SchemaRegistry) -> RegistrySchema:
-    subject = name.removeprefix(SUBJECT)
+def _from_subject(subject: str, registry: SchemaRegistry) -> RegistrySchema:
     newest = registry.newest(subject)
     schema = registry.fetch(newest[1]) if newest is not None else None
     if schema is None:
@@ -235,8 +230,8 @@ def _from_subject(name: str, registry: SchemaRegistry) -> RegistrySchema:
     return schema
 
 
-def _from_file(settings: Settings) -> RegistrySchema:
-    path = Path(str(settings.files_schema)).expanduser()
+def _from_file(name: str) -> RegistrySchema:
+    path = Path(name).expanduser()
     kind = _KINDS.get(path.suffix)
     if kind is None:
         raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{SUBJECT}NAME`")
@@ -278,11 +273,11 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
     return names[name]
 
 
-class FileSchemas:
-    """Schemas by id while files are the source (before the registry client): those found in files, then the registry."""
+class FileSchemas(SchemaLookup):
+    """Schemas by id while files are the source: those found in files, then the registry; files have no subjects."""
 
     def __init__(self, registry: SchemaLookup, *, framed: bool) -> None:
-        """Wraps the registry; `framed`: records name schemas of the registry."""
+        """`framed`: records name schemas of the registry."""
         self.url = registry.url
         self._registry = registry
         self._framed = framed
@@ -303,14 +298,6 @@ class FileSchemas:
         if offered is None and isinstance(schema_id, int):
             return self._registry.fetch(schema_id)
         return known
-
-    def version_numbers(self, subject: str) -> list[int]:  # noqa: ARG002
-        """Files have no subject."""
-        return []
-
-    def versions(self, subject: str) -> list[SubjectVersion]:  # noqa: ARG002
-        """Files have no subject."""
-        return []
 
 
 class FileSource(Source):
