@@ -1,12 +1,9 @@
 """Protocol of a source of records: partitions with offsets, and micro-batches of them, which Spark's workers read.
 
-A source has one or more partitions, each read once from its beginning to its end: those of a Kafka topic (offset: the
-record's), or whatever sequences another source has. Bronze keeps the next offset of each in a transaction (`Partition.app`),
-which every commit compares with the start of its micro-batch.
-
-The driver plans ranges, Spark distributes the numbers of their tasks, and a worker reads the ranges of a task by itself
-(`Reading`): no record becomes a row of the JVM. A task may run twice (a crashed worker, a lost executor): it gives the same
-records.
+A source has one or more partitions, each read once from its beginning to its end. Bronze keeps the next offset of each in a
+transaction (`Partition.app`), which every commit compares with the start of its micro-batch. The driver plans ranges, Spark
+distributes the numbers of their tasks, and a worker reads the ranges of a task by itself (`Reading`): no record becomes a row
+of the JVM. A task may run twice (a crashed worker, a lost executor): it gives the same records.
 
 Guarantee of the plan: consecutive micro-batches, each planned from the end of the one before, cover every offset once;
 unreadable offsets become gaps of the batch and are never skipped silently.
@@ -79,10 +76,13 @@ class Reading(ABC):
     never fewer without an error.
     """
 
+    #: Task -> what it reads.
+    parts: Sequence[Sequence[object]]
+
     @property
-    @abstractmethod
     def tasks(self) -> int:
-        """Their number."""
+        """Number of the tasks."""
+        return len(self.parts)
 
     @abstractmethod
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
@@ -157,8 +157,6 @@ class Partition(NamedTuple):
     Attributes:
         topic: name of the topic, or address of what else is read.
         topic_id: id of its present contents: a recreated topic has another one. As Kafka's broker gives it, else a UUID.
-        number: of the partition; 0 where there is only one.
-        kind: of the source.
     """
 
     topic: str
@@ -185,7 +183,7 @@ class Partition(NamedTuple):
 
     @property
     def id_txns(self) -> dict[str, int]:
-        """`txn` of bronze -> half of the id of the topic, or of what else is read."""
+        """`txn` of bronze -> half of the topic's id."""
         # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`.
         is_topic = self.has_record_offsets
         raw = base64.b64decode(self.topic_id + "==", validate=True) if is_topic else uuid.UUID(self.topic_id).bytes
@@ -257,12 +255,11 @@ class MicroBatch:
     """A bounded part of a source: partition -> [start, end). Partitions with nothing to read and no gap are left out.
 
     Attributes:
-        start, end: partition -> [start, end), existing offsets only.
-        latest: partition -> end of the source in the snapshot.
+        start, end: existing offsets only.
+        latest, unit: of the snapshot.
         gaps: unreadable offsets that the commit of this batch skips.
         reached: partition -> next offset of bronze, for all partitions.
         joined: topics that bronze has never read before.
-        unit: offsets of one record.
     """
 
     start: Offsets
@@ -383,13 +380,9 @@ class Source(ABC):
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
         """The source as it is now.
 
-        Args:
-            take_in: False: nothing is written (a source of files keeps a list of them).
-            full_refresh: what is read replaces bronze, so records may be read again.
-
-        Raises:
-            ConfigurationError: it does not exist, or refuses the login.
-            TransientError: it does not answer.
+        `take_in` False: nothing is written (a source of files keeps a list of them). `full_refresh`: what is read replaces
+        bronze, so records may be read again. Raises ConfigurationError: it does not exist, or refuses the login;
+        TransientError: it does not answer.
         """
 
     @abstractmethod
@@ -403,8 +396,6 @@ class Source(ABC):
     @abstractmethod
     def reading(self, batch: MicroBatch) -> Reading:
         """How Spark's workers read a batch; DataError if nothing of it exists any more."""
-
-    # --- what was lost, or changed
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:  # noqa: ARG002
         """Partition -> epoch of the leader that wrote the last record before an offset; default: there are no epochs."""
@@ -429,8 +420,6 @@ class Source(ABC):
         """
         return None
 
-    # --- schemas
-
     @classmethod
     def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:  # noqa: ARG003
         """Where schemas of ids are looked up; default: in the registry."""
@@ -453,8 +442,6 @@ class Source(ABC):
         """Message types to plan for before the first record; default: none are known."""
         return []
 
-    # --- for people and other systems
-
     @classmethod
     def name(cls, settings: Settings) -> str:  # noqa: ARG003
         """What is read, in messages and keys of assets; default: the kind."""
@@ -472,7 +459,7 @@ class Source(ABC):
 
     @staticmethod
     def gone_text(is_: str, has: str) -> str:  # noqa: ARG004
-        """What became of lost records; `is_`, `has`: these verbs, in the plural if it has to be."""
+        """What became of lost records; `is_`, `has`: these verbs, singular or plural."""
         return f"{has} expired there"
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:  # noqa: ARG002

@@ -330,7 +330,7 @@ class FileReading(Reading):
         place: location of the files; `archive`: it is a record archive.
         format: a format, or `auto`.
         schema: for records of files that do not hold one; `framed`: protobuf records begin with a registry frame.
-        files: task -> its files, or parts of files.
+        parts: task -> its files, or parts of files.
     """
 
     place: SourceLocation
@@ -339,16 +339,11 @@ class FileReading(Reading):
     schema: NamedSchema | None = None
     framed: bool = False
     archive: bool = False
-    files: Sequence[Sequence[FilePart]] = ()
-
-    @property
-    def tasks(self) -> int:
-        """Number of the tasks."""
-        return len(self.files)
+    parts: Sequence[Sequence[FilePart]] = ()
 
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         """See `Reading.batches`; the schemas that the files hold are noted."""
-        return joined(batch for file in self.files[task] for batch in self._read(file, notes))
+        return joined(batch for file in self.parts[task] for batch in self._read(file, notes))
 
     def _read(self, file: FilePart, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         """One file; raises OSError or GameEventsError if it does not exist or the storage is unavailable."""
@@ -423,18 +418,13 @@ def format_of(path: str, wanted: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True)
 class TableReading(Reading):
-    """Rows of the table's batches [start, end); `parts`: task -> files, or parts of files."""
+    """Rows of the table's batches [start, end)."""
 
     table: Table
     columns: pa.Schema
     parts: Sequence[Sequence[TablePart]]
     start: int
     end: int
-
-    @property
-    def tasks(self) -> int:
-        """Number of the tasks."""
-        return len(self.parts)
 
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """See `Reading.batches`; ConfigurationError for a row without its raw value."""

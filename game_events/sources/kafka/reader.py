@@ -125,15 +125,10 @@ class KafkaReading(Reading):
 
     servers: str
     options: Mapping[str, object] = field(repr=False)
-    ranges: Sequence[Sequence[Range]]
+    parts: Sequence[Sequence[Range]]
     max_record_bytes: int
     silence_s: float = SILENCE_S
     make: Callable[..., Consumer] | None = None
-
-    @property
-    def tasks(self) -> int:
-        """Number of the tasks."""
-        return len(self.ranges)
 
     def sparing(self) -> "KafkaReading":
         """See `Reading.sparing`."""
@@ -143,8 +138,8 @@ class KafkaReading(Reading):
         """See `Reading.batches`."""
         columns = MessageColumns(self.max_record_bytes, notes)
         with _KEPT.lent(self) as opened:
-            for first in range(0, len(self.ranges[task]), PARTITIONS_AT_ONCE):
-                some = self.ranges[task][first : first + PARTITIONS_AT_ONCE]
+            for first in range(0, len(self.parts[task]), PARTITIONS_AT_ONCE):
+                some = self.parts[task][first : first + PARTITIONS_AT_ONCE]
                 batches = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
                 yield from _uncollected(joined(batches))
 

@@ -374,7 +374,7 @@ def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
     pq.write_table(marked_records([brought]).empty_table(), path)
     file = FilePart(0, str(path), path.stat().st_size, 5, "log")
     notes = ReadNotes()
-    (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, files=[[file]]).batches(0, notes)
+    (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, parts=[[file]]).batches(0, notes)
     assert batch.column("reason").to_pylist() == ["UNREADABLE_FILE"]
     assert notes.schemas == {}
 

@@ -59,7 +59,7 @@ class Read:
             for n, p in enumerate(paths)
             for part in range(parts)
         ]
-        reading = FileReading(SourceLocation(str(folder)), bounds, schema=schema, framed=framed, files=[files])
+        reading = FileReading(SourceLocation(str(folder)), bounds, schema=schema, framed=framed, parts=[files])
         notes = ReadNotes()
         self.batches = list(pickle.loads(pickle.dumps(reading)).batches(0, notes))  # noqa: S301 - our own bytes
         self.rows: dict[tuple[int, int], dict[str, object]] = {}
@@ -253,7 +253,7 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
 def test_a_file_that_is_gone_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
     files = [[rows.FilePart(0, str(file), 1, 1, "log")]]
-    reading = FileReading(SourceLocation(str(tmp_path)), PLENTY, schema=KINDS["jsonl"], files=files)
+    reading = FileReading(SourceLocation(str(tmp_path)), PLENTY, schema=KINDS["jsonl"], parts=files)
     file.unlink()
     with pytest.raises(FileNotFoundError):
         list(reading.batches(0, ReadNotes()))
@@ -354,7 +354,7 @@ def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp
     def read(name: str, *, archive: bool) -> dict[str, object]:
         path = tmp_path / f"{name}.parquet"
         files = [[rows.FilePart(0, str(path), path.stat().st_size, 5, "log")]]
-        (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, archive=archive, files=files).batches(0, ReadNotes())
+        (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, archive=archive, parts=files).batches(0, ReadNotes())
         (row,) = batch.to_pylist()
         return row
 
