@@ -10,7 +10,7 @@ import errno
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -75,9 +75,8 @@ class SourceLocation:
     def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[SourceFile]:
         """All matching files below it, oldest first, without hidden files and folders (names that begin with `_` or `.`).
 
-        Args:
-            pattern: of the relative path, as in a shell; a `*` also matches slashes.
-            skipped: gets the paths of skipped files and folders, with the reason.
+        `pattern`: of the relative path, as in a shell; a `*` also matches slashes. `skipped` gets the paths of skipped files
+        and folders, with the reason.
 
         Raises:
             ConfigurationError: there is no such folder, it may not be read, or the object store refuses access.
@@ -85,12 +84,12 @@ class SourceLocation:
         """
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: create it, or name another")
-        files = []
         below_root = _files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
-        for below, size, mtime_ns in below_root:
-            if fnmatch.fnmatchcase(below, pattern):
-                files.append(SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000))
-        return sorted(files, key=lambda f: (f.modified_us, f.path))
+        return _ordered(
+            SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000)
+            for below, size, mtime_ns in below_root
+            if fnmatch.fnmatchcase(below, pattern)
+        )
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
         with store_errors_named(self.root):
@@ -114,8 +113,7 @@ class SourceLocation:
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
         # delta-rs gives times of its log in milliseconds.
-        files = [SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
-        return sorted(files, key=lambda f: (f.modified_us, f.path))
+        return _ordered(SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns)
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
@@ -159,14 +157,14 @@ class SourceLocation:
         return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
 
 
+def _ordered(files: Iterable[SourceFile]) -> list[SourceFile]:
+    return sorted(files, key=lambda file: (file.modified_us, file.path))
+
+
 def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int, int]]:
     """Files that are not hidden: relative path, bytes, modification time (nanoseconds since 1970).
 
-    `skipped` gets the paths of skipped files and folders, with the reason.
-
-    Raises:
-        ConfigurationError: the folder itself does not exist or may not be read.
-        OSError: the storage fails.
+    `skipped`: as in `listing`. Raises ConfigurationError for the folder itself, OSError if the storage fails.
     """
     if not os.access(root, os.X_OK):
         raise _no_folder(root, "its files may not be opened")
@@ -194,27 +192,18 @@ def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int,
         yield from files
 
 
-def _hidden(name: str) -> bool:
-    """Whether a name marks an unfinished file or folder."""
+def _hidden(name: str) -> bool:  # an unfinished file or folder
     return name.startswith(("_", "."))
 
 
 def _wanted(entry: os.DirEntry[str], depth: int, skipped: dict[str, str]) -> bool:
     if entry.is_symlink():
         skipped[entry.path] = LINK
-    elif not _is_text(entry.name):
+    elif any("\ud800" <= character <= "\udfff" for character in entry.name):  # what Python has for other bytes
         skipped[entry.path] = "its name is no UTF-8"
     elif depth == MAX_DEPTH and entry.is_dir(follow_symlinks=False):
         skipped[entry.path] = f"it is more than {MAX_DEPTH} folders deep"
     return entry.path not in skipped
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _skip(path: str, error: OSError, skipped: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, IndexPath, Reason, RegistrySchema, SchemaId, ordered, too_large
 from game_events.decoding.protobuf.fields import varint
-from game_events.sources.source import RAW_SCHEMA, RECORD_SCHEMA, Gap, Integers, byte_lengths
+from game_events.sources.source import RAW_SCHEMA, RECORD_SCHEMA, Gap, Integers, byte_lengths, columns_of
 
 #: Kind of the source, and the name that its one partition has instead of a topic's.
 FILES = "files"
@@ -158,7 +158,7 @@ def records(
             "value": _binary_slices(buffer, starts[part], ends[part]),
             "headers": _headers(identity, count),
         }
-        yield _arranged(columns, RECORDS, count)
+        yield columns_of(columns, count, RECORDS)
 
 
 def decoded(file: FilePart, positions: Integers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
@@ -166,7 +166,7 @@ def decoded(file: FilePart, positions: Integers, guid: str, rows: pa.StructArray
     count = len(positions)
     columns = _place(file, positions) | {"schema_guid": pa.repeat(pa.scalar(guid), count), "columns": rows}
     schema = pa.schema([*RECORDS, pa.field("schema_guid", pa.string()), pa.field("columns", rows.type)])
-    return _arranged(columns, schema, count)
+    return columns_of(columns, count, schema)
 
 
 def archived(file: FilePart, positions: Integers, rows: pa.Table) -> pa.RecordBatch:
@@ -174,9 +174,8 @@ def archived(file: FilePart, positions: Integers, rows: pa.Table) -> pa.RecordBa
     count = len(positions)
     own = _place(file, positions)
     columns = own | {name: rows.column(name).combine_chunks() for name in rows.column_names}
-    lengths = pc.fill_null(pc.list_value_length(columns["headers"]), 0)
-    columns["headers"] = pc.if_else(pc.greater(lengths, 0), columns["headers"].cast(_HEADERS), own["headers"])
-    return _arranged(columns, RECORDS, count)
+    columns["headers"] = pc.coalesce(columns["headers"], own["headers"])
+    return columns_of(columns, count, RECORDS)
 
 
 def unreadable(
@@ -188,7 +187,7 @@ def unreadable(
         "reason": pa.array([str(reason)]),
         "detail": pa.array([detail]),
     }
-    return _arranged(columns, RECORDS, 1)
+    return columns_of(columns, 1, RECORDS)
 
 
 def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
@@ -225,7 +224,7 @@ def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: FileLimits) -> pa.Reco
         "reason": pa.repeat(pa.scalar(str(Reason.TOO_LARGE)), len(batch)),
         "detail": pa.array([bounds.too_large(size) for size in sizes], pa.string()),
     }
-    return _arranged(columns, RECORDS, len(batch))
+    return columns_of(columns, len(batch), RECORDS)
 
 
 def _binary_slices(data: bytes, starts: Integers, ends: Integers) -> pa.BinaryArray:
@@ -262,13 +261,6 @@ def _place(file: FilePart, positions: Integers) -> dict[str, pa.Array]:
         "file_position": pa.array(positions, pa.int64()),
         "headers": _headers(None, count),
     }
-
-
-def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
-    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(
-        [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
-    )
 
 
 def first_offset(number: int) -> int:
