@@ -1,9 +1,7 @@
-"""Error classes: the type decides whether a retry can help.
+"""Error classes: the type decides whether a retry can help; and texts of messages.
 
 A message names what happened, where (``topic[partition]@offset``, ``table@version``) and what to do. All classes can be
 pickled, as Spark's workers return them.
-
-When two names of columns are one: the rule of Spark and Delta, which the whole project follows.
 """
 
 import difflib

@@ -34,7 +34,6 @@ __all__ = [
     "silver_transformation",
     "sum_of",
 ]
-
 #: As SQL reads it: behind blanks and comments.
 _DISTINCT = re.compile(r"(\s|/\*.*?\*/|--[^\n]*\n)*distinct\b", re.IGNORECASE | re.DOTALL)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,12 +51,7 @@ COLUMN_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 
 @dataclass(frozen=True)
 class Measure:
-    """An aggregate column: SQL aggregate of an expression, mergeable from partial results.
-
-    Attributes:
-        function: SQL aggregate.
-        of: SQL expression over silver's columns.
-    """
+    """An aggregate column: SQL aggregate of an SQL expression over silver's columns."""
 
     function: Literal["count", "sum", "min", "max"]
     of: str
@@ -99,10 +93,7 @@ def max_of(of: str) -> Measure:
 
 @dataclass(frozen=True)
 class SilverTransformation:
-    """A declared function: rows of bronze -> rows of silver, inside silver's Spark job.
-
-    As `silver_transformation` says; no `games`: every game. `where`: file and line of the declaration.
-    """
+    """A declared function, as `silver_transformation` says; no `games`: every game. `where`: its file and line."""
 
     name: str
     function: Transform
@@ -298,15 +289,13 @@ def problem_with_columns(columns: Iterable[object], keys: Iterable[str]) -> str 
 
 def _definition(mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure], function: Callable[..., Any]) -> str:
     """Hash of an aggregate's declaration, without comments, layout, docstrings and called functions."""
-    body = ast.dump(_body(function)) if mode == "recompute" else ""
+    body = ""
+    if mode == "recompute":
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        if isinstance(tree, ast.FunctionDef):
+            tree.decorator_list = []
+            if ast.get_docstring(tree) is not None:
+                tree.body = tree.body[1:]
+        body = ast.dump(tree)
     parts = [mode, keys, [(column, m.function, m.of) for column, m in measures.items()], body]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _body(function: Callable[..., Any]) -> ast.AST:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    if isinstance(tree, ast.FunctionDef):
-        tree.decorator_list = []
-        if ast.get_docstring(tree) is not None:
-            tree.body = tree.body[1:]
-    return tree

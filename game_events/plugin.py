@@ -23,12 +23,9 @@ ENTRY_POINTS = "game_events.plugins"
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line.
+    """A command of the command line: its function or typer app, its line in `game-events --help`.
 
-    Attributes:
-        target: its function or typer app.
-        help: its line in `game-events --help`.
-        former: an earlier name, which still works and is not listed.
+    `former`: an earlier name, which still works and is not listed.
     """
 
     target: str
@@ -68,11 +65,7 @@ class Plugin:
     erase_rejected: str | None = None
 
     def load(self, target: str) -> Any:  # noqa: ANN401 - of any kind
-        """A part of this plug-in.
-
-        Raises:
-            ConfigurationError: a package that comes with the extra is not installed.
-        """
+        """A part of this plug-in; ConfigurationError if a package that comes with the extra is not installed."""
         module, _, attribute = target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
@@ -91,10 +84,13 @@ def installed() -> tuple[Plugin, ...]:
     Raises:
         ConfigurationError: an entry point cannot be loaded, or two plug-ins have one name, or one command.
     """
-    plugins = [*_built_in(), *_of_users()]
-    _require_unique("plug-in", [plugin.name for plugin in plugins])
-    _require_unique("command", [name for plugin in plugins for name in plugin.commands])
-    return tuple(plugins)
+    plugins = (*_built_in(), *_of_users())
+    names = {"plug-in": [p.name for p in plugins], "command": [name for p in plugins for name in p.commands]}
+    for what, brought in names.items():
+        for name in brought:
+            if brought.count(name) > 1:
+                raise ConfigurationError(f"two plug-ins bring the {what} {name!r}: remove one of them")
+    return plugins
 
 
 def parts(kind: str) -> Iterator[Any]:
@@ -124,9 +120,3 @@ def _of_users() -> Iterator[Plugin]:
         if not isinstance(plugin, Plugin):
             raise ConfigurationError(f"the plug-in {entry.name} ({entry.value}) is no game_events.plugin.Plugin")
         yield plugin
-
-
-def _require_unique(what: str, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"two plug-ins bring the {what} {name!r}: remove one of them")

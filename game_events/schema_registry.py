@@ -52,9 +52,8 @@ class SchemaLimits:
     """What one schema may cost.
 
     Attributes:
-        answer_bytes: bytes of one answer.
+        answer_bytes, text_bytes: of one answer, of one text.
         references: files that it may import, directly and indirectly.
-        text_bytes: bytes of one text.
         schema_bytes, schema_s: bytes of it with all that it imports, and seconds to fetch them (plus one answer).
     """
 
@@ -69,13 +68,7 @@ class SchemaLimits:
 class _Texts:
     """Texts of one schema and its references, with their limits.
 
-    Attributes:
-        what: the schema, for messages.
-        limits: the limits.
-        remaining_s: seconds until the deadline.
-        begun: names of requested references.
-        references: name -> text of references, dependencies before dependents.
-        size: bytes of all texts.
+    `begun`: names of requested references; `references`: name -> text, dependencies before dependents.
     """
 
     what: str
@@ -142,17 +135,20 @@ class SchemaLookup(Protocol):
     def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id or GUID; None: unknown; TransientError, ConfigurationError: there is no answer."""
 
-    def version_numbers(self, subject: str) -> list[int]:
-        """Versions of a subject; empty: it is unknown."""
+    def version_numbers(self, subject: str) -> list[int]:  # noqa: ARG002
+        """Versions of a subject, oldest first; empty: it is unknown."""
+        return []
 
-    def versions(self, subject: str) -> list[SubjectVersion]:
+    def versions(self, subject: str) -> list[SubjectVersion]:  # noqa: ARG002
         """The same with the ids of their schemas."""
+        return []
 
-    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Schemas that came with the records; a registry has no use for them."""
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:  # noqa: ARG002
+        """Schemas that came with the records; a registry has its own."""
+        return
 
 
-class SchemaRegistry:
+class SchemaRegistry(SchemaLookup):
     """Read-only client. Every answer is bounded in time and in bytes; raises only this project's errors.
 
     For `COOL_DOWN_S` seconds after an outage requests fail at once with the same error.
@@ -167,10 +163,7 @@ class SchemaRegistry:
         limits: SchemaLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error.
-
-        `clock`: seconds, for the time of one schema and after an outage.
-        """
+        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
         self.url = settings.schema_registry_url
         self._limits = limits or SchemaLimits()
         self._clock = clock
@@ -180,7 +173,7 @@ class SchemaRegistry:
         # Its connections close with this object.
         weakref.finalize(self, self._client.close)
 
-    def fetch(self, schema_id: int | str) -> RegistrySchema | None:
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id (a number) or a GUID (text), or None if the registry does not know it.
 
         Raises:
@@ -188,14 +181,13 @@ class SchemaRegistry:
             TransientError: it cannot be reached, answers with an error, or takes too long.
             DataError: the schema with its imports is too long, or imports too many others.
         """
-        what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
+        is_id = isinstance(schema_id, int)
+        what = f"schema {'id' if is_id else 'GUID'} {schema_id}"
         deadline = self._clock() + self._limits.schema_s
         texts = _Texts(f"schema registry {self.url}: {what}", self._limits, lambda: deadline - self._clock())
+        get: Callable[..., Schema] = self._client.get_schema if is_id else self._client.get_schema_by_guid
         try:
-            if isinstance(schema_id, int):
-                schema = self._call(what, partial(self._client.get_schema, schema_id))
-            else:
-                schema = self._call(what, partial(self._client.get_schema_by_guid, schema_id))
+            schema = self._call(what, partial(get, schema_id))
             if schema is None:
                 return None
             text = texts.take(schema.schema_str)
@@ -206,11 +198,7 @@ class SchemaRegistry:
         return RegistrySchema(schema_id, kind, text, tuple(texts.references.items()))
 
     def versions(self, subject: str) -> list[SubjectVersion]:
-        """All versions of a subject, oldest first; empty if there is no such subject. One call per version.
-
-        Raises:
-            TransientError: also for more versions than can be asked about in `SchemaLimits.schema_s`.
-        """
+        """One call per version; TransientError also for more than can be asked about in `SchemaLimits.schema_s`."""
         versions = []
         until = self._clock() + self._limits.schema_s
         for number in self.version_numbers(subject):
@@ -224,9 +212,6 @@ class SchemaRegistry:
     def version_numbers(self, subject: str) -> list[int]:
         """The version numbers of a subject: one call."""
         return self._call(f"subject {subject!r}", lambda: sorted(map(int, self._client.get_versions(subject) or []))) or []
-
-    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Schemas that came with records: the registry has its own."""
 
     def newest(self, subject: str) -> tuple[int, int] | None:
         """Number and schema id of a subject's newest version, or None if there is none: one call."""

@@ -54,11 +54,10 @@ def bounded(client: httpx2.Client, seconds: float, most_bytes: int | None = None
 
 def _shut(stream: Any) -> None:  # noqa: ANN401 - httpcore2's
     """End whatever waits for a connection; its own thread closes it."""
-    if stream is None:
-        return
-    with suppress(OSError):
-        # Not that of an encrypted socket, which would forget that it is one while it is read.
-        socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+    if stream is not None:
+        with suppress(OSError):
+            # Not that of an encrypted socket, which would forget that it is one while it is read.
+            socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
 
 def _bound(most: int, response: httpx2.Response) -> None:
@@ -68,14 +67,11 @@ def _bound(most: int, response: httpx2.Response) -> None:
 
 
 class _BoundedStream(httpx2.SyncByteStream):
-    """An answer limited in bytes."""
-
     def __init__(self, stream: httpx2.SyncByteStream, most: int) -> None:
         self._stream = stream
         self._most = most
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the pieces; DataError if it is too long."""
         size = 0
         for piece in self._stream:
             size += len(piece)
@@ -84,5 +80,4 @@ class _BoundedStream(httpx2.SyncByteStream):
             yield piece
 
     def close(self) -> None:
-        """Close the stream."""
         self._stream.close()

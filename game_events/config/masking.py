@@ -35,7 +35,6 @@ _HARMLESS = re.compile(
     r"client\.(id|rack|dns\.lookup)|group\.id|broker\.address\.family|isolation\.level|auto\.offset\.reset|acks|partitioner|debug|"
     r"(.*\.)?enable(\..*)?|.*\.(ms|bytes|kbytes|records|messages|max))$"
 )
-
 #: Longer error texts are cut: Spark's repeat whole plans.
 MAX_TEXT = 1_000
 #: Characters that are searched for secrets: of a text that is shown whole, and of one that is cut to `MAX_TEXT`.
@@ -43,7 +42,6 @@ MAX_SEARCHED, MAX_SEARCHED_SHORT = 1_000_000, 50_000
 #: Characters of a login in an address, which a cut may part from the `@` behind it.
 _MAX_LOGIN = 2_100
 CUT = " ..."
-
 #: Words in names of credentials; `key` only as the last word or in the name of a secret key (not `mapKeyDedupPolicy`). This
 #: project's own settings count as such: only the driver needs them, and many are secret.
 _SECRET_NAME = re.compile(
@@ -70,7 +68,6 @@ _OF_KUBERNETES = re.compile(r"^spark\.kubernetes\..*(pullSecrets$|\.secrets\.|se
 _HARMLESS_VALUE = re.compile(r"true|false|\d+(\.\d+)?[a-z]{0,5}", re.IGNORECASE)
 #: A credential inside a value: JVM options, addresses of repositories and databases.
 _SECRET_VALUE = re.compile(r"://[^/\s@:]*:[^/\s@]*@|(secret|passw(or)?d|pwd|token|access_?key|sig)=[^\s&;]", re.IGNORECASE)
-
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
 
 
@@ -141,41 +138,39 @@ def _secrets(settings: Settings | None) -> set[str]:
     secrets = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
     if settings is None:
         return secrets
-    secrets.update(_secret_settings(settings))
-    secrets.update(_login_secrets(settings))
-    for group in groups_of(type(settings)):
-        secrets.update(group.further_secrets(settings))
-    secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
-    secrets |= secret_parts(value_of(settings.alert_webhook_url) or "")
-    return secrets
-
-
-def _secret_settings(settings: Settings) -> Iterator[str]:
     for name, value in settings:
         for option, item in value.items() if isinstance(value, dict) else [(name, value)]:
             if isinstance(item, SecretStr) and not _HARMLESS.match(option):
-                yield item.get_secret_value()
+                secrets.add(item.get_secret_value())
     for part in (settings.spark_remote or "").split(";"):
         if part.strip().lower().startswith("token="):
-            yield part.partition("=")[2]
-
-
-def _login_secrets(settings: Settings) -> Iterator[str]:
-    for user, password in _logins(settings):
-        if password is not None:
-            yield password
-            # The header of basic authentication holds `user:password`.
-            yield base64.b64encode(f"{user or ''}:{password}".encode()).decode()
-
-
-def _logins(settings: Settings) -> Iterator[tuple[str | None, str | None]]:
-    """Users and passwords."""
-    options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
-    yield options.get("sasl.username"), options.get("sasl.password")
-    yield login_of(options.get("sasl.jaas.config", "")) or (None, None)
-    yield settings.schema_registry_user, value_of(settings.schema_registry_password)
+            secrets.add(part.partition("=")[2])
+    options = settings.kafka_options
+    secrets.update(login_secrets(value_of(options.get("sasl.username")), options.get("sasl.password")))
+    java_user, java_password = _java_login(value_of(options.get("sasl.jaas.config")) or "")
+    secrets.update(login_secrets(java_user, java_password))
+    secrets.update(login_secrets(settings.schema_registry_user, settings.schema_registry_password))
     for group in groups_of(type(settings)):
-        yield from group.logins(settings)
+        secrets.update(group.further_secrets(settings))
+    secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
+    return secrets | secret_parts(value_of(settings.alert_webhook_url) or "")
+
+
+def login_secrets(user: str | None, password: SecretStr | None) -> set[str]:
+    """A password, and the header of basic authentication, which holds `user:password`."""
+    if password is None:
+        return set()
+    plain = password.get_secret_value()
+    return {plain, base64.b64encode(f"{user or ''}:{plain}".encode()).decode()}
+
+
+def _java_login(jaas: str) -> tuple[str | None, SecretStr | None]:
+    """User and password of a Java login (`sasl.jaas.config`)."""
+    login = _JAAS.search(jaas)
+    if login is None:
+        return None, None
+    user, password = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
+    return user, SecretStr(password)
 
 
 def secret_parts(address: str) -> set[str]:
@@ -200,12 +195,3 @@ def is_credential(name: str, value: str) -> bool:
     if _IS_SECRET.search(name):
         return True
     return _SECRET_NAME.search(name) is not None and _HARMLESS_VALUE.fullmatch(value) is None
-
-
-def login_of(jaas: str) -> tuple[str, str] | None:
-    """User and password of a Java login (`sasl.jaas.config`)."""
-    login = _JAAS.search(jaas)
-    if login is None:
-        return None
-    user, password = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
-    return user, password

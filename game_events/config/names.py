@@ -1,19 +1,15 @@
-"""Names: of tables and assets, of gold columns, and what SQL texts of settings may not do.
-
-Names of tables and assets: a prefix and nouns, and conversion from a table's key to its name and back.
+"""Names: of tables and assets, of gold columns; what SQL texts of settings may not do.
 
 Code uses a table's *key*, its name with the default nouns (`silver_rummy_events`); users and folders have its *name*. They
 differ only where prefix or nouns were changed.
 
-The setting `gold_columns` of the built-in aggregate: column -> SQL aggregate over a key's rows of silver.
+The setting `gold_columns` of the built-in aggregate: column -> SQL aggregate over a key's rows of silver. If all columns are
+`count`, `sum`, `min` or `max` of one expression, new rows are merged with the old aggregate. Anything else (averages, distinct
+counts, `first`, `last`) is recomputed from all rows of the keys that have new ones.
 
-If all columns are `count`, `sum`, `min` or `max` of one expression, new rows are merged with the old aggregate. Anything else
-(averages, distinct counts, `first`, `last`) is recomputed from all rows of the keys that have new ones.
-
-SQL expressions that users write in settings, searched as texts: what is quoted in them, and what they must not do.
-
-Spark would evaluate anything in them. Who writes settings is no author of code: an expression reads one row (or the rows of one
-key), and neither other tables and files nor the environment of the process, with its secrets.
+SQL expressions of settings are searched as texts. Spark would evaluate anything in them. Who writes settings is no author of
+code: an expression reads one row (or the rows of one key), and neither other tables and files nor the environment of the
+process, with its secrets.
 """
 
 import re
@@ -26,15 +22,11 @@ from game_events.extending import PLAYER_AGG, Measure, count, max_of, min_of, pr
 
 #: Valid names of games: part of table names, never normalised.
 GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
-
 #: `gold_unified_player_agg` would otherwise be a game's table.
 RESERVED_GAMES = ("unified",)
-
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
 _NOUN = r"^[a-z][a-z0-9_]{0,99}$"
-
 PROGRESS = "progress"
-
 #: The pipeline's system tables: only the prefix changes their names.
 OWN = (
     "schemas",
@@ -46,7 +38,6 @@ OWN = (
     "export_outcomes",
     "export_failed_calls",
 )
-
 #: The keys that some of them had in game_events 0.1.
 FORMER_OWN = {
     "suppressed_entities": "erased_people",
@@ -54,13 +45,10 @@ FORMER_OWN = {
     "rest_deliveries": "export_outcomes",
     "rest_dead_letters": "export_failed_calls",
 }
-
 #: Keys of the tables that are neither of an entity nor in `OWN`.
 FIXED = ("bronze_events", "quarantine_events", "silver_events", f"gold_unified_{PLAYER_AGG}")
-
 #: Beginnings of the keys that end in `_events`, and in the name of an aggregate.
 _EVENT_LAYERS, _GOLD = ("bronze_", "quarantine_", "silver_"), ("gold_",)
-
 _EVENTS = "events"
 
 
@@ -118,11 +106,11 @@ class Names(BaseModel):
 
     def silver_path(self) -> str:
         """Pattern of a file of a silver table, with the entity as its one group."""
-        return self._path("silver", self.events)
+        return rf"/{self.prefix}silver_([a-z0-9_]+)_{self.events}/[^/]+$"
 
     def gold_path(self) -> str:
         """Pattern of a file of a gold table, with the entity as its one group."""
-        return self._path("gold", self.aggregate)
+        return rf"/{self.prefix}gold_([a-z0-9_]+)_{self.aggregate}/[^/]+$"
 
     def _key_of(self, name: str) -> str | None:
         """The key of a table of this pipeline; None for any other table."""
@@ -134,9 +122,6 @@ class Names(BaseModel):
         ours = self.prefix or key in (*OWN, *FIXED) or re.fullmatch(rf"silver_.+_{_EVENTS}|gold_.+", key)
         return key if ours and self.name_of(key) == name else None
 
-    def _path(self, layer: str, noun: str) -> str:
-        return rf"/{self.prefix}{layer}_([a-z0-9_]+)_{noun}/[^/]+$"
-
 
 def _swapped(name: str, layers: tuple[str, ...], old: str, new: str) -> str:
     """A name or key of one of the layers with another noun at its end."""
@@ -146,24 +131,17 @@ def _swapped(name: str, layers: tuple[str, ...], old: str, new: str) -> str:
 
 
 _CALL = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
-
 _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
-
 #: Not deterministic: gold could not be compared with a recompute.
 _CHANGING = re.compile(r"\b(current_\w+|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()", re.IGNORECASE)
-
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
-
 #: Comments; windows, which see other keys' rows, of all games of a refresh; functions that make rows.
 _REFUSED = re.compile(
     r";|--|/\*|\bover\s*\(|\b(?:(?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|json_tuple)\s*\(", re.IGNORECASE
 )
-
 _BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
-
 _BY_TIME = {"first": "min_by", "last": "max_by"}
-
 #: Orders rows of the same time, so that `first` and `last` are deterministic.
 _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
@@ -171,13 +149,8 @@ _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
     """The first error in some columns that can be read without Spark; `taken`: names of the key's and the entity's column."""
     wrong_name = problem_with_columns(columns, taken)
-    if wrong_name is not None:
-        return wrong_name
-    for name, sql in columns.items():
-        wrong = _wrong(sql)
-        if wrong is not None:
-            return f"{name}: {wrong}"
-    return None
+    wrong = (f"{name}: {error}" for name, sql in columns.items() if (error := _wrong(sql)) is not None)
+    return wrong_name or next(wrong, None)
 
 
 def _wrong(sql: str) -> str | None:
@@ -190,9 +163,9 @@ def _wrong(sql: str) -> str | None:
         return f"{called} in {sql!r} runs other code: a column is computed from a key's rows and nothing else"
     if holds_query(sql) or _REFUSED.search(bare):
         return f"{sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
-    changing = _CHANGING.search(bare)
-    if changing is None and not _is_by_time(sql):
-        changing = _UNORDERED.search(bare)
+    call = _whole_call(sql)
+    is_by_time = call is not None and call[0] in _BY_TIME and not _UNORDERED.search(without_texts(call[1]))
+    changing = _CHANGING.search(bare) or (None if is_by_time else _UNORDERED.search(bare))
     if changing is not None:
         only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""
         return f"{changing[1]} in {sql!r} is not deterministic{only}"
@@ -201,8 +174,15 @@ def _wrong(sql: str) -> str | None:
 
 def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:
     """Column -> measure, if every column can be merged; else None."""
-    parsed = {name: measure for name, sql in columns.items() if (measure := _measure(sql)) is not None}
-    return parsed if len(parsed) == len(columns) else None
+    parsed: dict[str, Measure] = {}
+    for name, sql in columns.items():
+        function, inside = _whole_call(sql) or ("", "")
+        if function not in _MERGING:
+            return None
+        parsed[name] = _MERGING[function]("1" if inside.strip() == "*" else inside.strip())
+        if not parsed[name].merges:
+            return None
+    return parsed
 
 
 def expression(sql: str, time_column: str) -> str:
@@ -221,19 +201,6 @@ def simple_call(sql: str) -> tuple[str, str] | None:
     return call[0], call[1].strip().strip("`")
 
 
-def _is_by_time(sql: str) -> bool:
-    call = _whole_call(sql)
-    return call is not None and call[0] in _BY_TIME and not _UNORDERED.search(without_texts(call[1]))
-
-
-def _measure(sql: str) -> Measure | None:
-    call = _whole_call(sql)
-    if call is None or call[0] not in _MERGING:
-        return None
-    measure = _MERGING[call[0]]("1" if call[1].strip() == "*" else call[1].strip())
-    return measure if measure.merges else None
-
-
 def _whole_call(sql: str) -> tuple[str, str] | None:
     """(lower-case function, text in its brackets), if the whole expression is one call with one argument."""
     call = _CALL.fullmatch(sql)
@@ -250,23 +217,16 @@ def _outside(sql: str) -> str | None:
 
 
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`"""
-
 _BRACKET = re.compile(r"\s*\(")
-
 _TEXT_OR_COMMENT = re.compile(rf"{_TEXT}|--[^\n]*|/\*.*?\*/", re.DOTALL)
-
 _QUERY = re.compile(r"\bselect\b|\(\s*(?:from|table|with)\s+\w|\(\s*values\s*[(\w']", re.IGNORECASE)
-
 #: Methods of Java, which read the process's environment or end it; functions that are named by a text.
 _FOREIGN = re.compile(r"\b(reflect|try_reflect|java_method|identifier)\s*\(", re.IGNORECASE)
-
 _CLOCK = re.compile(
     r"\b(?:current_timestamp|current_date|localtimestamp)\b|\b(?:now|curdate|current_time|unix_timestamp)\s*\(\s*\)",
     re.IGNORECASE,
 )
-
 _MOMENT = r"'\s*(?:now|today|yesterday|tomorrow)\b"
-
 #: A text that becomes a time: `timestamp'now'`, `CAST('now' AS ...)`, `to_date('now')`, `'now'::timestamp`.
 _CLOCK_TEXT = re.compile(
     rf"\b(?:date|timestamp\w*|(?:(?:try_)?cast|(?:try_)?to_(?:date|timestamp\w*))\s*\()\s*{_MOMENT}|{_MOMENT}\s*'\s*::",

@@ -1,10 +1,6 @@
 """What all connections need: addresses of this machine, TLS, calls that may be given up.
 
-Recognises addresses of this machine, for every listener and client.
-
-TLS: connections that the settings leave unencrypted, and how OpenSSL reports an untrusted certificate.
-
-Calls in daemon threads: a process that is interrupted or ends does not wait for them; a caller may wait for some time.
+Calls are made in daemon threads: a process that is interrupted or ends does not wait for them; a caller may wait for some time.
 """
 
 import ipaddress
@@ -20,9 +16,10 @@ from game_events.config.pipeline_settings import Receiver, split_names
 from game_events.config.settings import Settings, groups_of
 
 LOOPBACK = "127.0.0.1"
-
 #: Prefix of the address of a Unix socket.
 UNIX_SOCKET = "unix:"
+#: OpenSSL's text for a certificate that no known authority has signed.
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def is_loopback(host: str | None) -> bool:
@@ -52,45 +49,26 @@ def workers_are_local(settings: Settings) -> bool:
     return re.match(r"local($|\[|-cluster)", settings.spark_master) is not None or at_loopback(settings.spark_master)
 
 
-#: OpenSSL's text for a certificate that no known authority has signed.
-UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-
-
-def unencrypted(settings: Settings) -> list[str]:
-    """Messages about connections to other machines that can be read and changed on the way."""
+def plain_http(settings: Settings) -> list[str]:
+    """Messages about receivers on other machines whose connections can be read and changed on the way."""
     receivers = [
         Receiver("SCHEMA_REGISTRY_URL", settings.schema_registry_url, "schemas, and the registry's password"),
         Receiver("ALERT_WEBHOOK_URL", value_of(settings.alert_webhook_url), "alerts, and the token in that address"),
     ]
     for group in groups_of(type(settings)):
         receivers += group.receivers(settings)
-    messages = [
+    return [
         f"GAME_EVENTS_{receiver.setting} is http://: {receiver.what} can be read on the way; use https://"
         for receiver in receivers
         if any(a.startswith("http://") and not at_loopback(a) for a in split_names(receiver.address or ""))
     ]
-    if settings.source == "kafka" and _sends_plain_login(settings):
-        messages.append(
-            "GAME_EVENTS_KAFKA_OPTIONS has security.protocol=SASL_PLAINTEXT: Kafka's login can be read on the way; use SASL_SSL"
-        )
-    return messages
-
-
-def _sends_plain_login(settings: Settings) -> bool:
-    """Whether Kafka's login goes to another machine without encryption."""
-    protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
-    brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
-    return protocol.upper() == "SASL_PLAINTEXT" and not all(map(is_loopback, brokers))
 
 
 T = TypeVar("T")
-
 #: Calls that were given up and have not ended yet: connections that a name server or a handshake keeps. With so many, no
 #: other one is begun.
 MOST_UNFINISHED = 16
-
 _unfinished: list[Future[Any]] = []
-
 _changing = threading.Lock()
 
 

@@ -35,19 +35,18 @@ from game_events.config.pipeline_settings import (
     LimitSettings,
     RunSettings,
     SettingsGroup,
+    SourceSettings,
     SparkSettings,
     StorageSettings,
     TableSettings,
 )
-from game_events.config.source_settings import SourceSettings
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
 log = logging.getLogger(__name__)
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
-#: Names with the prefix that are read elsewhere: where settings are, and the cache of fetched parts.
+#: Names with the prefix that are read elsewhere: where settings are, the cache of fetched parts; those of this project's tests.
 NO_SETTINGS = frozenset({"config", "secrets_dir", "cache"})
-#: Further names with the prefix, of this project's tests.
 TESTS_PREFIX = "test"
 #: The local stack's state file, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
@@ -56,20 +55,17 @@ ALL_SETTINGS = "AllSettings"
 
 
 class GroupedYamlSource(YamlConfigSettingsSource):
-    """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`).
-
-    ConfigurationError for a name that is no setting.
-    """
+    """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`)."""
 
     def __call__(self) -> dict[str, Any]:
-        """The settings of the file, by their full names."""
+        """The settings, by their full names; ConfigurationError for a name that is none."""
         groups: defaultdict[str, set[str]] = defaultdict(set)
         for group in groups_of(self.settings_cls):
             groups[group.group].update(group.__annotations__)
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for key, value in super().__call__().items():
             if key in self.settings_cls.model_fields:
-                found[key] = value
+                settings[key] = value
             elif key not in groups:
                 raise self._error(key, "is no setting", [*self.settings_cls.model_fields, *groups])
             elif not isinstance(value, dict):
@@ -79,8 +75,8 @@ class GroupedYamlSource(YamlConfigSettingsSource):
                     full = f"{key}_{name}" if f"{key}_{name}" in groups[key] else name
                     if full not in groups[key]:
                         raise self._error(name, f"is no setting of {key!r}", [*groups[key]])
-                    found[full] = inner
-        return found
+                    settings[full] = inner
+        return settings
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:  # noqa: ANN401 - of two kinds of path
         """The file's content, in which each name is a text: `1: 2` and `true: 3` have other names in YAML."""
@@ -102,7 +98,7 @@ class LocalStackSource(PydanticBaseSettingsSource):
     """Default addresses of Kafka and registry: those of the local stack (``game-events stack up``)."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
-        """Unused: `__call__` gives all fields."""
+        """Unused."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
@@ -173,11 +169,7 @@ class Settings(
 
 @cache
 def settings_class() -> type[Settings]:
-    """The class of the settings: the core's and those of every plug-in.
-
-    Raises:
-        ConfigurationError: a plug-in cannot be loaded, or has a setting of a name that is there already.
-    """
+    """The class of the settings: the core's and those of every plug-in; ConfigurationError for a name that is there twice."""
     groups: list[type[SettingsGroup]] = []
     names = set(Settings.model_fields)
     for group in parts("settings"):
@@ -206,19 +198,6 @@ def groups_of(settings: type[BaseSettings]) -> Iterator[type[SettingsGroup]]:
             yield group
 
 
-def _require_settings_file() -> None:
-    named = os.environ.get(ENV_PREFIX + "CONFIG")
-    if named and not Path(named).is_file():
-        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
-
-
-def _secrets_folder() -> str | None:
-    secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
-    if secrets and not Path(secrets).is_dir():
-        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
-    return secrets
-
-
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     """Read and validate the settings.
 
@@ -231,12 +210,16 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
             raise ConfigurationError(f"{name!r} {_no_setting(name)}")
     for text in misspelt():
         _warn_once(text)
-    _require_settings_file()
-    secrets = _secrets_folder()
+    named = os.environ.get(ENV_PREFIX + "CONFIG")
+    if named and not Path(named).is_file():
+        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
+    secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
+    if secrets and not Path(secrets).is_dir():
+        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
     try:
         return settings_class()(_secrets_dir=secrets, **overrides)
     except ValidationError as error:
-        lines = [f"  {_named(*map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False, include_url=False)]
+        lines = [f"  {_named(e['loc'])}: {e['msg']}" for e in error.errors(include_input=False, include_url=False)]
         where = "environment, .env or game_events.yaml"
         raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
     except (YAMLError, ValueError) as error:  # ValueError: also SettingsError, and a file that is not UTF-8
@@ -273,9 +256,10 @@ def _warn_once(text: str) -> None:
     log.warning("%s", text)
 
 
-def _named(setting: str = "*", *parts: str) -> str:
+def _named(place: tuple[int | str, ...]) -> str:
     """A setting, and the part of it that is wrong; an error of several settings together has no name."""
-    return ": ".join([f"{ENV_PREFIX}{setting.upper()}", *([".".join(parts)] if parts else [])])
+    setting, *inner = place or ("*",)
+    return f"{ENV_PREFIX}{setting}".upper() + (f": {'.'.join(map(str, inner))}" if inner else "")
 
 
 def _unreadable(error: Exception) -> ConfigurationError:

@@ -28,7 +28,6 @@ from deltalake.exceptions import TableNotFoundError
 from pydantic import PrivateAttr, PydanticDeprecatedSince20
 from pyspark.sql import SparkSession
 
-from game_events.config.network import unencrypted
 from game_events.config.settings import Settings, SettingsSource
 from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
@@ -42,6 +41,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
+from game_events.sources.factory import unencrypted
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
 from game_events.spark.session import new_session
 

@@ -39,7 +39,7 @@ from game_events.lakehouse.table_properties import REBUILD
 from game_events.lakehouse.tables import Layer, Table, add_actions, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.rows import not_read, since
+from game_events.sources.factory import not_read, since
 from game_events.sources.source import Partition
 from game_events.workers.job import FileStage
 

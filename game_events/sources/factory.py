@@ -1,12 +1,17 @@
-"""Finds sources by the name of their kind, and creates the source of the settings."""
+"""Finds sources by their kind, and rows of bronze and quarantine by the partitions and offsets of their records."""
 
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import cast
 
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from game_events.config import network
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.plugin import Plugin, installed
-from game_events.sources.source import Source, SourceContext
+from game_events.sources.source import Partition, Source, SourceContext
 
 #: The core's own source, as a plug-in names its sources.
 CORE = Plugin("core", sources={"kafka": "game_events.sources.kafka.source:KafkaSource"})
@@ -40,8 +45,7 @@ def make_source(settings: Settings, timeout_s: float | None = None) -> Source:
     `timeout_s`: longest wait for one answer; None: the source's default. Raises ConfigurationError if options that
     exactly-once depends on are set, or the folder of files is not.
     """
-    context = SourceContext(settings, None, timeout_s=timeout_s, read_only=True)
-    return class_of(settings)(context)
+    return class_of(settings)(SourceContext(settings, None, timeout_s=timeout_s, read_only=True))
 
 
 def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, ...]:
@@ -51,3 +55,43 @@ def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, .
         return named
     source = make_source(settings, timeout_s)
     return source.subjects(source.snapshot().latest)
+
+
+def unencrypted(settings: Settings) -> list[str]:
+    """Messages about connections to other machines that can be read and changed on the way."""
+    return [*network.plain_http(settings), *class_of(settings).unencrypted(settings)]
+
+
+def since(offsets: Mapping[Partition, int]) -> Column:
+    """Condition on rows: of these topics, at or after these offsets of their partitions."""
+    if not offsets:
+        return F.lit(False)
+    # One map, however many topics and partitions there are.
+    pairs = ((F.lit(_place_of(partition)), F.lit(offset).cast("long")) for partition, offset in sorted(offsets.items()))
+    firsts = F.create_map(*(column for pair in pairs for column in pair))
+    return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, _place()), F.lit(False))
+
+
+def not_read(partitions: Collection[Partition]) -> Column:
+    """Condition on rows: of topics or partitions that are not among these, which a full refresh reads: it keeps these rows.
+
+    Rows of a topic of the same name and another id are not kept: the topic was recreated. Of sources without topics exactly the
+    rows of the partitions are replaced. Beside a source that is bronze's only one (`Source.alone`) none is kept.
+    """
+    if not partitions or any(kind_of(partition.kind).alone for partition in partitions):
+        return F.lit(False)
+    read = F.array(*(F.lit(_place_of(partition)) for partition in sorted(partitions)))
+    if not all(partition.has_record_offsets for partition in partitions):
+        return ~F.array_contains(read, _place())
+    topics = sorted({partition.topic for partition in partitions})
+    ids = sorted({partition.topic_id for partition in partitions})
+    other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, _place())
+    return F.coalesce(~F.col("_kafka_topic").isin(*topics) | other_partition, F.lit(False))
+
+
+def _place() -> Column:
+    return F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
+
+
+def _place_of(partition: Partition) -> str:
+    return f"{partition.topic_id}:{partition.number}"

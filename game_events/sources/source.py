@@ -1,12 +1,9 @@
 """Protocol of a source of records: partitions with offsets, and micro-batches of them, which Spark's workers read.
 
-A source has one or more partitions, each read once from its beginning to its end: those of a Kafka topic (offset: the
-record's), or whatever sequences another source has. Bronze keeps the next offset of each in a transaction (`Partition.app`),
-which every commit compares with the start of its micro-batch.
-
-The driver plans ranges, Spark distributes the numbers of their tasks, and a worker reads the ranges of a task by itself
-(`Reading`): no record becomes a row of the JVM. A task may run twice (a crashed worker, a lost executor): it gives the same
-records.
+A source has one or more partitions, each read once from its beginning to its end. Bronze keeps the next offset of each in a
+transaction (`Partition.app`), which every commit compares with the start of its micro-batch. The driver plans ranges, Spark
+distributes the numbers of their tasks, and a worker reads the ranges of a task by itself (`Reading`): no record becomes a row
+of the JVM. A task may run twice (a crashed worker, a lost executor): it gives the same records.
 
 Guarantee of the plan: consecutive micro-batches, each planned from the end of the one before, cover every offset once;
 unreadable offsets become gaps of the batch and are never skipped silently.
@@ -22,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,34 +32,26 @@ from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS, RAW_COLUMNS, STORED_AS
-from game_events.lakehouse.tables import Lakehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from game_events.config.settings import Settings
     from game_events.lakehouse.system_tables import SystemTable
+    from game_events.lakehouse.tables import Lakehouse
     from game_events.schema_registry import SchemaLookup
 
 Part = TypeVar("Part")
-
 Integers = npt.NDArray[np.int64]
-
 #: Columns of `RAW_COLUMNS` with their types.
 RAW_SCHEMA = pa.schema([pa.field(name, OWN_COLUMNS.field(STORED_AS[name]).type) for name in RAW_COLUMNS])
-
-#: Reason (`decoding.frame.Reason`) and detail of rows that are no records to decode; else NULL.
-WHY = (pa.field("reason", pa.string()), pa.field("detail", pa.string()))
-
-#: Columns of every batch of records; those of files have more.
-RECORD_SCHEMA = pa.schema([*RAW_SCHEMA, *WHY])
-
+#: Columns of every batch of records; those of files have more. `reason` (`decoding.frame.Reason`) and `detail` are NULL, but
+#: for rows that are no records to decode.
+RECORD_SCHEMA = pa.schema([*RAW_SCHEMA, pa.field("reason", pa.string()), pa.field("detail", pa.string())])
 #: Records of one task: fewer tasks for small micro-batches, as each costs Spark some 50 ms.
 TASK_RECORDS = 500_000
-
 #: Records of a batch: large enough for groups of 20 schema versions.
 BATCH_RECORDS = 32_768
-
 #: Bytes of values, keys and headers of a batch: some records are megabytes.
 BATCH_BYTES = 64 * 1024 * 1024
 
@@ -70,9 +60,8 @@ BATCH_BYTES = 64 * 1024 * 1024
 class ReadNotes:
     """What a reader tells besides the records.
 
-    Attributes:
-        schemas: those found in files, by GUID or id.
-        incomplete: number of records that were read without what no column can hold; `examples` names some of them.
+    `schemas`: those found in files, by GUID or id. `incomplete`: number of records that were read without what no column can
+    hold; `examples` names some of them.
     """
 
     schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
@@ -87,10 +76,13 @@ class Reading(ABC):
     never fewer without an error.
     """
 
+    #: Task -> what it reads.
+    parts: Sequence[Sequence[object]]
+
     @property
-    @abstractmethod
     def tasks(self) -> int:
         """Number of the tasks."""
+        return len(self.parts)
 
     @abstractmethod
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
@@ -118,37 +110,44 @@ def columns_of(rows: Mapping[str, pa.Array], count: int, schema: pa.Schema = REC
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class RecordBytes:
-    """Sizes of records by their columns `value`, `key` and `headers`.
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about `BATCH_RECORDS` or `BATCH_BYTES`, each of batches with one schema."""
+    for _, alike in groupby(batches, key=lambda batch: batch.schema):
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in alike:
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= BATCH_RECORDS or size >= BATCH_BYTES:
+                yield pa.concat_batches(waiting)
+                waiting = []
+                rows = 0
+                size = 0
+        if rows:
+            yield pa.concat_batches(waiting)
 
-    Attributes:
-        headers: of each record, bytes of the names and values of its headers.
-        all: with value and key.
-    """
 
-    def __init__(self, columns: Mapping[str, pa.Array]) -> None:
-        self.headers = _header_bytes(columns["headers"])
-        self.all = _lengths(columns["value"]) + _lengths(columns["key"]) + self.headers
-
-
-def _lengths(values: pa.Array) -> Integers:
+def byte_lengths(values: pa.Array) -> Integers:
+    """Bytes of each text or value; 0 for NULL."""
     lengths: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths
 
 
-def _header_bytes(headers: pa.ListArray) -> Integers:
+def header_bytes(headers: pa.ListArray) -> Integers:
     """Bytes of each record's headers, names and values."""
     ends = headers.offsets.to_numpy() if len(headers) else np.zeros(1, np.int64)
     if ends[-1] == ends[0]:
         return np.zeros(len(headers), np.int64)
     items = headers.values.slice(ends[0], ends[-1] - ends[0])
-    item_bytes = _lengths(items.field("key")) + _lengths(items.field("value"))
+    item_bytes = byte_lengths(items.field("key")) + byte_lengths(items.field("value"))
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(item_bytes)])
     places = ends - ends[0]
     sizes: Integers = before[places[1:]] - before[places[:-1]]
     return sizes
 
 
+#: Kind of the core's own source.
 KAFKA = "kafka"
 
 
@@ -158,8 +157,6 @@ class Partition(NamedTuple):
     Attributes:
         topic: name of the topic, or address of what else is read.
         topic_id: id of its present contents: a recreated topic has another one. As Kafka's broker gives it, else a UUID.
-        number: of the partition; 0 where there is only one.
-        kind: of the source.
     """
 
     topic: str
@@ -170,9 +167,9 @@ class Partition(NamedTuple):
     @property
     def app(self) -> str:
         """Name of the `txn` of bronze and quarantine that holds the next offset."""
-        return (
-            Txn.KAFKA.of(self.topic, self.topic_id, self.number) if self.has_record_offsets else f"{self.kind}:{self.topic_id}"
-        )
+        if not self.has_record_offsets:
+            return f"{self.kind}:{self.topic_id}"
+        return Txn.KAFKA.of(self.topic, self.topic_id, self.number)
 
     @property
     def epoch_app(self) -> str:
@@ -186,7 +183,7 @@ class Partition(NamedTuple):
 
     @property
     def id_txns(self) -> dict[str, int]:
-        """`txn` of bronze -> half of the id of the topic, or of what else is read."""
+        """`txn` of bronze -> half of the topic's id."""
         # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`.
         is_topic = self.has_record_offsets
         raw = base64.b64decode(self.topic_id + "==", validate=True) if is_topic else uuid.UUID(self.topic_id).bytes
@@ -239,11 +236,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class SourceSnapshot:
-    """Offset ranges of a source at one moment.
+    """A source at one moment.
 
     Attributes:
-        earliest: partition -> first offset that still exists.
-        latest: partition -> end of the readable offsets (exclusive).
+        earliest, latest: partition -> first offset that still exists, and end of the readable ones (exclusive).
         unit: offsets of one record (of one file, where a partition is a file log).
         epochs: partition -> epoch of its current leader; Kafka only.
     """
@@ -259,12 +255,11 @@ class MicroBatch:
     """A bounded part of a source: partition -> [start, end). Partitions with nothing to read and no gap are left out.
 
     Attributes:
-        start, end: partition -> [start, end), existing offsets only.
-        latest: partition -> end of the source in the snapshot.
+        start, end: existing offsets only.
+        latest, unit: of the snapshot.
         gaps: unreadable offsets that the commit of this batch skips.
         reached: partition -> next offset of bronze, for all partitions.
         joined: topics that bronze has never read before.
-        unit: offsets of one record.
     """
 
     start: Offsets
@@ -286,50 +281,31 @@ class MicroBatch:
         return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) // self.unit for p, end in self.latest.items()}
 
 
-def read_nothing(topic: str, kind: str) -> str | None:  # noqa: ARG001
-    """For a source beside no bronze table: it has read nothing."""
-    return None
-
-
-def refuse_nothing(archive: str, ends: Offsets) -> None:
-    """For a source beside no bronze table: there are no records that could be there twice."""
-
-
 @dataclass(frozen=True)
 class SourceContext:
     """What a source is made from.
 
     Attributes:
         settings, run_id: of the pipeline.
-        given_lakehouse: that of the pipeline; None: it is opened by the first source that asks, as most have no need of it.
+        lakehouse: that of the pipeline; None: a source that needs it opens the settings' one.
         timeout_s: longest wait for one answer; None: the source's default.
         read_only: nothing is written: new files are only counted.
         id_read: name and kind of a topic, table or list of files -> id of the one that bronze has read last; None: none yet.
         refuse_twice: raises ConfigurationError if bronze would have records of this archive, up to these offsets, twice.
+            Without these two there is no bronze table.
     """
 
     settings: Settings
-    given_lakehouse: Lakehouse | None
+    lakehouse: Lakehouse | None
     run_id: str = ""
     timeout_s: float | None = None
     read_only: bool = False
-    id_read: Callable[[str, str], str | None] = read_nothing
-    refuse_twice: Callable[[str, Offsets], None] = refuse_nothing
-
-    @property
-    def lakehouse(self) -> Lakehouse:
-        """The lakehouse; ConfigurationError if the settings' cannot be opened."""
-        return self.given_lakehouse if self.given_lakehouse is not None else Lakehouse.of(self.settings)
+    id_read: Callable[[str, str], str | None] | None = None
+    refuse_twice: Callable[[str, Offsets], None] | None = None
 
 
 class Upstream(NamedTuple):
-    """Something outside of the pipeline that bronze is made from, for the asset graph.
-
-    Attributes:
-        key: parts of the asset's key.
-        description: for its page.
-        kinds: of the asset, as Dagster shows them.
-    """
+    """Something outside of the pipeline that bronze is made from, as an asset: key, description, kinds (Dagster's)."""
 
     key: tuple[str, ...]
     description: str
@@ -369,8 +345,7 @@ class Source(ABC):
                 ((at, start),) = batch.start.items()
                 return QueueReading(self.queue.url, start, batch.end[at])
 
-    All else has a default, which holds for a source whose records do not get lost and that needs nothing of its own. What is
-    said of the class, not of an object, also holds for commits that bronze has from earlier runs of this kind of source.
+    All else has a default, which holds for a source whose records do not get lost and that needs nothing of its own.
 
     Attributes:
         kind: name in bronze's transactions and in the information of its commits.
@@ -405,13 +380,9 @@ class Source(ABC):
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
         """The source as it is now.
 
-        Args:
-            take_in: False: nothing is written (a source of files keeps a list of them).
-            full_refresh: what is read replaces bronze, so records may be read again.
-
-        Raises:
-            ConfigurationError: it does not exist, or refuses the login.
-            TransientError: it does not answer.
+        `take_in` False: nothing is written (a source of files keeps a list of them). `full_refresh`: what is read replaces
+        bronze, so records may be read again. Raises ConfigurationError: it does not exist, or refuses the login;
+        TransientError: it does not answer.
         """
 
     @abstractmethod
@@ -425,8 +396,6 @@ class Source(ABC):
     @abstractmethod
     def reading(self, batch: MicroBatch) -> Reading:
         """How Spark's workers read a batch; DataError if nothing of it exists any more."""
-
-    # --- what was lost, or changed
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:  # noqa: ARG002
         """Partition -> epoch of the leader that wrote the last record before an offset; default: there are no epochs."""
@@ -451,8 +420,6 @@ class Source(ABC):
         """
         return None
 
-    # --- schemas
-
     @classmethod
     def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:  # noqa: ARG003
         """Where schemas of ids are looked up; default: in the registry."""
@@ -475,11 +442,24 @@ class Source(ABC):
         """Message types to plan for before the first record; default: none are known."""
         return []
 
-    # --- for people and other systems
+    @classmethod
+    def name(cls, settings: Settings) -> str:  # noqa: ARG003
+        """What is read, in messages and keys of assets; default: the kind."""
+        return cls.kind
+
+    @classmethod
+    def holder(cls, settings: Settings) -> str:
+        """What has the records, in messages; default: its name."""
+        return cls.name(settings)
+
+    @classmethod
+    def unencrypted(cls, settings: Settings) -> list[str]:  # noqa: ARG003
+        """Messages about connections to other machines that can be read on the way; default: none."""
+        return []
 
     @staticmethod
     def gone_text(is_: str, has: str) -> str:  # noqa: ARG004
-        """What became of lost records; `is_`, `has`: these verbs, in the plural if it has to be."""
+        """What became of lost records; `is_`, `has`: these verbs, singular or plural."""
         return f"{has} expired there"
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:  # noqa: ARG002
@@ -519,7 +499,7 @@ class Source(ABC):
     @classmethod
     def upstreams(cls, settings: Settings) -> list[Upstream]:
         """What bronze is made from, for the asset graph."""
-        name = settings.source_name
+        name = cls.name(settings)
         return [Upstream(cls.asset_key(settings, name), f"Records of `{name}`. External.", (cls.kind,))]
 
     @classmethod
@@ -538,9 +518,9 @@ def plan_micro_batch(now: SourceSnapshot, start: Offsets, until: Offsets, max_re
 
     Args:
         now: the source.
-        start: partition -> next offset to read; partitions that are not in it (a new topic or partition) are read from 0.
+        start: partition -> next offset to read; those that are not in it (a new topic or partition) are read from 0.
         until: partition -> where to stop; default: the source's end.
-        max_records: offsets of the batch at most, all partitions together; if there are more partitions, they take turns.
+        max_records: offsets of all partitions together; if there are more partitions, they take turns.
 
     Raises:
         DataError: a topic is shorter than `start`, as after a broker lost data: new records would get old offsets.

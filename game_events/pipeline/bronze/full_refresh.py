@@ -34,7 +34,7 @@ from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_orig
 from game_events.pipeline.quarantine import ResetList, finish_reset, forget, is_finished, is_noted, keep, note_replay, sweep
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.sources.rows import not_read
+from game_events.sources.factory import not_read
 from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, plan_micro_batch
 from game_events.workers.job import Coordinates, FileStage
 from game_events.workers.results import StagedRows
@@ -77,7 +77,7 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
         expired = f"{count_expired(pipeline, now).named(pipeline)} {source.gone_text('are', 'have')}"
         lost = f"The source has {_begins(source, now)}: {expired} and would be lost"
     except TransientError as error:
-        holder = pipeline.settings.source_holder
+        holder = pipeline.source.holder(pipeline.settings)
         lost = f"What {holder} does not have any more would be lost, and {holder} does not answer how much that is ({error})"
     raise ConfigurationError(
         f"{pipeline.bronze.name} is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, "
@@ -299,7 +299,7 @@ class _FullRefresh:
         gone_rows = expired.bronze.gone + expired.quarantine.gone
         report.add(BronzeResult(suppressed=self.staged.suppressed, expired=gone_rows, nulled=self.staged.nulled))
         name = pipeline.bronze.name
-        holder = pipeline.settings.source_holder
+        holder = pipeline.source.holder(pipeline.settings)
         gone = pipeline.source.gone_text("is", "has")
         if self.kept:
             report.warn(f"{self.kept:,} rows of {name} stay: of topics that are not read now")

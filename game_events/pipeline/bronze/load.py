@@ -146,7 +146,7 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         gaps = not_there_any_more(pipeline, now)
         report.add(BronzeResult(gaps=gaps))
         report.warn(
-            f"{pipeline.bronze.name} is gone: it is recreated from what {pipeline.settings.source_holder} has",
+            f"{pipeline.bronze.name} is gone: it is recreated from what {pipeline.source.holder(pipeline.settings)} has",
             *loss_messages(gaps),
         )
     plan = Commit(

@@ -321,8 +321,9 @@ def refuse_unless_recorded(
     there = now.latest if now is not None else {}
     ids = sorted({(partition.topic, partition.topic_id) for partition in there if partition.topic in gone})
     again = "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
+    holder = class_of(settings).holder(settings)
     raise DataError(
-        f"{what} that {settings.source_holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
+        f"{what} that {holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
         f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
         f"{class_of(settings).loss_advice}"
     )

@@ -107,7 +107,7 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     """
     source = make_source(settings, timeout_s)
     seen = source.snapshot()
-    name = settings.source_name
+    name = source.name(settings)
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open_to_read()
     if bronze is None:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from game_events.config.masking import mask
 from game_events.config.names import measures
-from game_events.config.network import begin_call, unencrypted
+from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.decoding.frame import Reason, SchemaId, ordered
@@ -51,7 +51,7 @@ from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.factory import class_of, make_source, subjects
+from game_events.sources.factory import class_of, make_source, subjects, unencrypted
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0

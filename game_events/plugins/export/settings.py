@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from game_events.config.masking import secret_parts, value_of
+from game_events.config.masking import login_secrets, secret_parts, value_of
 from game_events.config.pipeline_settings import Receiver, SecretUrl, SettingsGroup
 
 
@@ -54,13 +54,10 @@ class ExportSettings(SettingsGroup):
     rest_on_replaced: Literal["hold", "resend", "go_on"] = "hold"
     """tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"""
 
-    def logins(self) -> Iterator[tuple[str | None, str | None]]:
-        """The login of basic authentication."""
-        yield self.rest_user, value_of(self.rest_password)
-
     def further_secrets(self) -> Iterator[str]:
-        """Parts of the address."""
+        """Parts of the address; the login of basic authentication."""
         yield from secret_parts(value_of(self.rest_url) or "")
+        yield from login_secrets(self.rest_user, self.rest_password)
 
     def receivers(self) -> Iterator[Receiver]:
         """The receiver of the rows."""

@@ -14,5 +14,5 @@ PLUGIN = Plugin(
         "files": "game_events.plugins.files.source:FileSource",
         "table": "game_events.plugins.files.delta_table:TableSource",
     },
-    definitions="game_events.plugins.files.job:build_archive",
+    definitions="game_events.plugins.files.archive:build_archive",
 )

@@ -1,5 +1,7 @@
 """Record archive: raw records of bronze and quarantine as Parquet files, which the files source reads back as they were.
 
+The job `archive` writes it, to a folder or prefix outside of the lakehouse.
+
 Guarantee: each record is in the archive once, through repeated runs, crashes and concurrent runs. The archive is a Delta table:
 each commit has the last archived bronze batch, and succeeds only if it is unchanged since the commit was planned.
 """
@@ -7,12 +9,15 @@ each commit has the last archived bronze batch, and succeeds only if it is uncha
 import math
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import dagster as dg
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from pyspark.sql import Column, DataFrame
+from pydantic import Field
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.frame import NO_RECORD, RegistrySchema
@@ -24,17 +29,24 @@ from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STOR
 from game_events.lakehouse.data.reading import files_with, row_count, selection
 from game_events.lakehouse.data.spark_files import no_headers, read_files, read_table, schema_ids, spark_schema
 from game_events.lakehouse.tables import Layer, Table, table_id
+from game_events.orchestration.jobs import check_place
+from game_events.orchestration.keys import REPORT
+from game_events.orchestration.resources import Graph
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import PluginResult, RunResult
 from game_events.pipeline.schemas.archive import SchemaArchive
-from game_events.plugins.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
-from game_events.plugins.files.records import FILES
-from game_events.sources.rows import since as at_or_behind
-from game_events.sources.source import KAFKA, TASK_RECORDS, Offsets, Partition
+from game_events.plugins.files.location import SourceLocation
+from game_events.plugins.files.records import FILES, UNKNOWN, marked_records
+from game_events.sources.factory import since as at_or_behind
+from game_events.sources.source import KAFKA, RAW_SCHEMA, TASK_RECORDS, Offsets, Partition
 from game_events.workers.job import FileStage
+
+#: Name of the job's op.
+OP = "archive_raw_records"
+_READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -53,9 +65,6 @@ class ArchiveResult(PluginResult):
     bytes: int = 0
     without_raw: int = 0
     batch: int = 0
-
-
-_READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
 
 def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
@@ -90,9 +99,14 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, archived, last)
     pipeline.on_progress(f"archive: batches {last + 1} to {batch} of {pipeline.bronze.name}")
-    schema = _schema_of(pipeline, rows)
+    ids = schema_ids(rows)
+    known = SchemaArchive(pipeline.lakehouse).read(ids)
+    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
+    columns = {name: F.col(STORED_AS[name]) for name in RAW_SCHEMA.names}
+    columns["headers"] = F.coalesce(columns["headers"], no_headers())
     new = selection(bronze, last).rows
-    records = rows.select(*_as_records()).coalesce(max(1, math.ceil(new / TASK_RECORDS)))
+    records = rows.select(*(column.alias(name) for name, column in columns.items()))
+    records = records.coalesce(max(1, math.ceil(new / TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)
     failpoints.reach("archive_staged")
     if not files and since == batch:
@@ -111,13 +125,6 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
 
 
-def _schema_of(pipeline: Pipeline, rows: DataFrame) -> pa.Schema:
-    """The archive's columns, with the schemas of these records."""
-    ids = schema_ids(rows)
-    known = SchemaArchive(pipeline.lakehouse).read(ids)
-    return marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
-
-
 def _open(table: Table, app: str) -> DeltaTable | None:
     """The archive of the bronze of `app`; None if there is none; ConfigurationError if there is something else."""
     handle = table.open()
@@ -128,7 +135,7 @@ def _open(table: Table, app: str) -> DeltaTable | None:
         if folder is not None and folder.is_dir() and not all(ours.fullmatch(file.name) for file in folder.iterdir()):
             raise ConfigurationError(f"{table.uri} is not empty, and no archive: name a folder of its own")
         return None
-    if [f.name for f in handle.schema().fields] != RECORDS.names:
+    if [f.name for f in handle.schema().fields] != RAW_SCHEMA.names:
         raise ConfigurationError(f"{table.uri} is a table, and no archive: name a folder of its own")
     if handle.transaction_version(app) is None:
         raise ConfigurationError(
@@ -155,7 +162,7 @@ def _records(
     rejected = rejected.where(~at_or_behind(_ahead(bronze, rejected))).select(*_READ_COLUMNS)
     if archived is not None:
         # By coordinates: batches do not order them, as a micro-batch's rows may be in quarantine long before it is in bronze.
-        columns = spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
+        columns = spark_schema(Schema.from_arrow(pa.schema([RAW_SCHEMA.field(n) for n in ("topic_id", "partition", "offset")])))
         there = read_files(pipeline.spark, archived.file_uris(), columns).select(
             F.col("topic_id").alias("_kafka_topic_id"),
             F.col("partition").alias("_kafka_partition"),
@@ -182,7 +189,38 @@ def _ahead(bronze: DeltaTable, rejected: DataFrame) -> Offsets:
     return ahead
 
 
-def _as_records() -> list[Column]:
-    columns = {name: F.col(STORED_AS[name]) for name in RECORDS.names}
-    columns["headers"] = F.coalesce(columns["headers"], no_headers())
-    return [column.alias(name) for name, column in columns.items()]
+class ArchiveConfig(dg.Config):
+    """Where to."""
+
+    to: str = Field(
+        description="Folder, or prefix in an object store, below one of `JOB_PLACES`; records are added to what it has."
+    )
+
+
+def build_archive(graph: Graph) -> dg.Definitions:
+    """The job; the files source reads back what it writes, without broker and registry."""
+
+    @graph.op(
+        OP,
+        "Adds the raw records that came since the last time to an archive of Parquet files, each once. Nothing of the "
+        "lakehouse changes.",
+        "bronze",
+    )
+    def archive_raw_records(context: dg.OpExecutionContext, config: ArchiveConfig) -> Iterator[dg.Output[None]]:
+        with graph.lakehouse(context).recorded(context, "archive") as (pipeline, report):
+            check_place(pipeline.settings, config.to)
+            archive(pipeline, report, config.to)
+        metadata: dict[str, dg.MetadataValue] = {REPORT: dg.MetadataValue.json(report.to_dict())}
+        done = report.part(ArchiveResult)
+        if done is not None:
+            metadata["records"] = dg.MetadataValue.int(done.rows)
+            metadata["place"] = dg.MetadataValue.text(done.to)
+        yield dg.Output(None, metadata=metadata)
+
+    job = graph.job(
+        "archive",
+        "Raw records of bronze and quarantine to an archive that the files source reads back. The same as "
+        "`game-events archive`.",
+        archive_raw_records,
+    )
+    return dg.Definitions(jobs=[job])

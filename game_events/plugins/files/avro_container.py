@@ -29,6 +29,7 @@ from game_events.decoding.avro_schema import AvroType, read_avro
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
 from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable
+from game_events.sources.source import ReadNotes
 
 MAGIC = b"Obj\x01"
 SYNC_BYTES = 16
@@ -52,39 +53,31 @@ def read_header(head: bytes) -> tuple[str, str, bytes, int]:
     if not head.startswith(MAGIC):
         raise DamageError(Reason.MALFORMED, "it does not begin as an Avro file does")
     header: dict[str, bytes] = {}
-    at = len(MAGIC)
-    while True:
-        count, at = read_long(head, at)
-        if count < 0:
-            _, at = read_long(head, at)
-        for _ in range(abs(count)):
-            key, at = read_bytes(head, at)
-            header[key.decode()], at = read_bytes(head, at)
-        if count == 0:
-            break
+
+    def entry(buf: bytes, pos: int) -> int:
+        key, pos = read_bytes(buf, pos)
+        header[key.decode()], pos = read_bytes(buf, pos)
+        return pos
+
+    at = skip_blocks(head, len(MAGIC), 2, Budget(), entry)
     if len(head) < at + SYNC_BYTES or "avro.schema" not in header:
         raise DamageError(Reason.TRUNCATED, "its header is not complete")
     codec = header.get("avro.codec", b"null").decode()
     return header["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES
 
 
-def read_container(
-    source: pa.NativeFile, file: FilePart, offer: Callable[[RegistrySchema], None], limits: FileLimits
-) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's records, block by block, and rows for what cannot be read.
-
-    `offer` is called with the file's schema. Raises LimitExceededError if the file decompresses to too many bytes.
-    """
+def read_container(source: pa.NativeFile, file: FilePart, notes: ReadNotes, limits: FileLimits) -> Iterator[pa.RecordBatch]:
+    """Batches of a file's records, and rows for what cannot be read; LimitExceededError if it decompresses to too much."""
     position = unpacked = 0
     try:
         text, codec, sync, at = read_header(source.read(MAX_HEADER))
         json.loads(text)
         guid = schema_guid("AVRO", text)
-        skip = _Skippers().of(read_avro(RegistrySchema(guid, "AVRO", text))[0])
+        skip = _skip_of(read_avro(RegistrySchema(guid, "AVRO", text))[0])
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
-    offer(RegistrySchema(guid, "AVRO", text))
+    notes.schemas[guid] = RegistrySchema(guid, "AVRO", text)
     identity = identity_bytes(guid, (), indexed=False)
     end = source.size()
     while at < end:
@@ -149,30 +142,30 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
         yield unreadable(file, position + done, detail, block[at:][:KEPT_BYTES])
 
 
-class _Skippers:
-    """Ends of values by type, found without decoding them: values have no separators."""
+def _skip_of(root: AvroType) -> Skip:
+    """Finds the end of a value without decoding it: values have no separators."""
 
-    def __init__(self) -> None:
-        self.of = ByType[int](self._make).of
-
-    def _make(self, type_: AvroType) -> Skip:
+    def make(type_: AvroType) -> Skip:
         match type_.kind:
             case "record":
-                return _all_of([self.of(f.type) for f in type_.fields])
+                return _all_of([of(f.type) for f in type_.fields])
             case "union":
-                return _one_of([self.of(inner) for inner in type_.items])
+                return _one_of([of(inner) for inner in type_.items])
             case "array":
-                item = self.of(type_.items[0])
+                item = of(type_.items[0])
                 least = min_bytes(type_.items[0])
                 return lambda buf, at: skip_blocks(buf, at, least, Budget(), item)
             case "map":
-                value = self.of(type_.items[0])
+                value = of(type_.items[0])
                 return lambda buf, at: skip_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))
             case kind if kind in _LEAVES:
                 return _LEAVES[kind]
             case kind:
                 size = type_.size if kind == "fixed" else _FIXED[kind]
                 return lambda buf, at: take(buf, at, size)[1]
+
+    of = ByType[int](make).of
+    return of(root)
 
 
 def _all_of(members: list[Skip]) -> Skip:
@@ -204,8 +197,7 @@ def unpack(data: bytes, codec: str) -> bytes:
                 raise ValueError("it is truncated, or too large")
             return unpacked
         case "snappy":
-            size = _snappy_size(data)
-            unpacked = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
+            unpacked = pa.decompress(data[:-4], decompressed_size=_snappy_size(data), codec="snappy", asbytes=True)
             if zlib.crc32(unpacked) != int.from_bytes(data[-4:], "big"):
                 raise ValueError("wrong checksum")
             return bytes(unpacked)

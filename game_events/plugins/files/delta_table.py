@@ -15,6 +15,7 @@ from datetime import datetime
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from game_events.config.pipeline_settings import TABLE
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn, incarnation, oldest_batch
@@ -35,9 +36,6 @@ from game_events.sources.source import (
     dealt,
     last_parts,
 )
-
-#: Kind of the source.
-TABLE = "table"
 
 #: Columns that are read.
 _COLUMNS = (*STORED_AS.values(), "_batch")
@@ -68,7 +66,7 @@ class TableSource(Source):
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:  # noqa: ARG002
         """First and next batch of the table; raises ConfigurationError if it does not exist or is no bronze table."""
         handle = self._handle()
-        missing = sorted({*STORED_AS.values(), "_batch"} - {f.name for f in handle.schema().fields})
+        missing = sorted(set(_COLUMNS) - {f.name for f in handle.schema().fields})
         last = handle.transaction_version(Txn.BATCH)
         if missing or last is None:
             raise ConfigurationError(
@@ -120,9 +118,14 @@ class TableSource(Source):
         return f"not used: {self._settings.source_table} is read, {max(now.latest.values()) - 1} batches"
 
     @classmethod
+    def name(cls, settings: Settings) -> str:
+        """Its address."""
+        return str(settings.source_table)
+
+    @classmethod
     def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
         """The table's name, after its lakehouse's."""
-        return ("delta", *last_parts(settings.source_name))
+        return ("delta", *last_parts(cls.name(settings)))
 
     @classmethod
     def upstreams(cls, settings: Settings) -> list[Upstream]:

@@ -2,20 +2,15 @@
 
 Unreadable files and folders are skipped and reported, so that one file's name or permissions cannot stop the others. Symbolic
 links are not followed: they could lead to any file of this machine.
-
-File format of a record archive: Parquet files of Kafka records (columns `RECORDS`), one row each.
-
-The key-value metadata of each file marks it and holds the schemas of its records, so that it can be read without a registry.
 """
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,64 +21,20 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.settings import Settings
-from game_events.decoding.frame import RegistrySchema, SchemaId, ordered
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.storage import delta_options, is_remote, store_errors_named
 from game_events.lakehouse.tables import Table, add_actions
-from game_events.plugins.files.records import KAFKA_COLUMNS
-
-#: Key of the files' metadata; its value is the version of this format.
-MARK = b"game_events.archive"
-VERSION = b"1"
-
-SCHEMAS_KEY = b"game_events.schemas"
-
-#: Format of an id that was unknown when the archive was written.
-UNKNOWN = "UNKNOWN"
-
-RECORDS = pa.schema(KAFKA_COLUMNS)
-
-
-def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
-    """The files' Arrow schema with the metadata."""
-    by_id = sorted(schemas, key=lambda s: ordered(s.schema_id))
-    described = [{"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references} for s in by_id]
-    return RECORDS.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(described).encode()})
-
-
-def is_archive(schema: pa.Schema) -> bool:
-    """Whether a file belongs to an archive; raises ValueError for a later version of the format."""
-    version = (schema.metadata or {}).get(MARK)
-    if version is not None and version != VERSION:
-        raise ValueError(f"an archive of version {version.decode(errors='replace')}, which this version does not read")
-    return version is not None
-
-
-def schemas_of(schema: pa.Schema) -> Mapping[SchemaId, RegistrySchema]:
-    """The schemas in a file's metadata, by id or GUID; raises ValueError for damaged metadata."""
-    try:
-        listed = json.loads((schema.metadata or {}).get(SCHEMAS_KEY, b"[]"))
-        return {
-            s["id"]: RegistrySchema(s["id"], s["format"], s["text"], tuple((n, t) for n, t in s["references"])) for s in listed
-        }
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"its schemas are damaged: {error!r}") from None
-
+from game_events.sources.source import RAW_SCHEMA
 
 #: Follows no links and does not block on a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
 #: Nested folders at most.
 MAX_DEPTH = 100
-
 #: Why a symbolic link is skipped.
 LINK = "it is a symbolic link"
-
 #: Permission errors, and errors caused by one file's name; others are the storage's.
 REFUSED = (errno.EACCES, errno.EPERM)
-
 _OF_A_NAME = (*REFUSED, errno.ENAMETOOLONG)
-
 #: The file or folder was deleted or replaced meanwhile.
 _GONE = (FileNotFoundError, NotADirectoryError)
 
@@ -124,9 +75,8 @@ class SourceLocation:
     def listing(self, pattern: str = "*", skipped: dict[str, str] | None = None) -> list[SourceFile]:
         """All matching files below it, oldest first, without hidden files and folders (names that begin with `_` or `.`).
 
-        Args:
-            pattern: of the relative path, as in a shell; a `*` also matches slashes.
-            skipped: gets the paths of skipped files and folders, with the reason.
+        `pattern`: of the relative path, as in a shell; a `*` also matches slashes. `skipped` gets the paths of skipped files
+        and folders, with the reason.
 
         Raises:
             ConfigurationError: there is no such folder, it may not be read, or the object store refuses access.
@@ -134,12 +84,12 @@ class SourceLocation:
         """
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: create it, or name another")
-        files = []
         below_root = _files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
-        for below, size, mtime_ns in below_root:
-            if fnmatch.fnmatchcase(below, pattern):
-                files.append(SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000))
-        return sorted(files, key=lambda f: (f.modified_us, f.path))
+        return _ordered(
+            SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000)
+            for below, size, mtime_ns in below_root
+            if fnmatch.fnmatchcase(below, pattern)
+        )
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
         with store_errors_named(self.root):
@@ -151,7 +101,7 @@ class SourceLocation:
     def archive(self) -> DeltaTable | None:
         """The record archive at this location; None: plain files. ConfigurationError for another Delta table."""
         archive = Table("archive", self.root, self.options).open_to_read()
-        if archive is not None and [f.name for f in archive.schema().fields] != RECORDS.names:
+        if archive is not None and [f.name for f in archive.schema().fields] != RAW_SCHEMA.names:
             raise ConfigurationError(
                 f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they cannot be a source"
             )
@@ -163,8 +113,7 @@ class SourceLocation:
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
         # delta-rs gives times of its log in milliseconds.
-        files = [SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns]
-        return sorted(files, key=lambda f: (f.modified_us, f.path))
+        return _ordered(SourceFile(f"{self.root}/{path}", size, ms * 1000) for path, size, ms in columns)
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
@@ -208,14 +157,14 @@ class SourceLocation:
         return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
 
 
+def _ordered(files: Iterable[SourceFile]) -> list[SourceFile]:
+    return sorted(files, key=lambda file: (file.modified_us, file.path))
+
+
 def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int, int]]:
     """Files that are not hidden: relative path, bytes, modification time (nanoseconds since 1970).
 
-    `skipped` gets the paths of skipped files and folders, with the reason.
-
-    Raises:
-        ConfigurationError: the folder itself does not exist or may not be read.
-        OSError: the storage fails.
+    `skipped`: as in `listing`. Raises ConfigurationError for the folder itself, OSError if the storage fails.
     """
     if not os.access(root, os.X_OK):
         raise _no_folder(root, "its files may not be opened")
@@ -243,27 +192,18 @@ def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int,
         yield from files
 
 
-def _hidden(name: str) -> bool:
-    """Whether a name marks an unfinished file or folder."""
+def _hidden(name: str) -> bool:  # an unfinished file or folder
     return name.startswith(("_", "."))
 
 
 def _wanted(entry: os.DirEntry[str], depth: int, skipped: dict[str, str]) -> bool:
     if entry.is_symlink():
         skipped[entry.path] = LINK
-    elif not _is_text(entry.name):
+    elif any("\ud800" <= character <= "\udfff" for character in entry.name):  # what Python has for other bytes
         skipped[entry.path] = "its name is no UTF-8"
     elif depth == MAX_DEPTH and entry.is_dir(follow_symlinks=False):
         skipped[entry.path] = f"it is more than {MAX_DEPTH} folders deep"
     return entry.path not in skipped
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _skip(path: str, error: OSError, skipped: dict[str, str]) -> None:

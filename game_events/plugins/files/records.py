@@ -1,37 +1,48 @@
 """Arrow batches of records from files: a topic's columns, with file and position.
 
-Limits of one file: records, decompressed bytes, bytes of a record, memory of decoding.
+Offsets: partition 0, ``number of the file in the log << 32 | position in the file``. Micro-batches begin and end between files,
+so everything that depends on offsets (commits, restores, the checks) holds for files as for a topic.
 
-A few bytes can announce any amount of each. At a limit the records so far are kept, one quarantine row describes the rest, and
-other files are not affected.
+Limits of one file: records, decompressed bytes, bytes of a record, memory of decoding. A few bytes can announce any amount of
+each. At a limit the records so far are kept, one quarantine row describes the rest, and other files are not affected.
 
-Offsets of records in files: partition 0, ``number of the file in the log << 32 | position in the file``.
-
-Micro-batches begin and end between files, so everything that depends on offsets (commits, restores, the checks) holds for files
-as for a topic.
+Record archives: Parquet files of Kafka records (columns `RAW_SCHEMA`), one row each. The key-value metadata of each file marks
+it and holds the schemas of its records, so that it can be read without a registry.
 """
 
+import json
 import resource
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.decoder import TypeKey
-from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, IndexPath, Reason, RegistrySchema, SchemaId, too_large
+from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, IndexPath, Reason, RegistrySchema, SchemaId, ordered, too_large
 from game_events.decoding.protobuf.wire import varint
-from game_events.sources.source import Gap
+from game_events.sources.source import RAW_SCHEMA, RECORD_SCHEMA, Gap, Integers, byte_lengths, columns_of
 
-#: Bytes of a batch: large files are divided.
+#: Kind of the source, and the name that its one partition has instead of a topic's.
+FILES = "files"
+PARTITION = 0
+#: Offsets of one file: its first is as many times its number.
+FILE_ROWS = 2**32
+#: Records of a batch: large files are divided, also by `BATCH_BYTES`.
+BATCH_ROWS = 20_000
 BATCH_BYTES = 32 * 1024 * 1024
-
 #: Bytes that decoding a batch may allocate.
 MEMORY = 1024 * 1024 * 1024
+#: Key of the metadata of an archive's files; its value is the version of this format.
+MARK = b"game_events.archive"
+VERSION = b"1"
+SCHEMAS_KEY = b"game_events.schemas"
+#: Format of an id that was unknown when the archive was written.
+UNKNOWN = "UNKNOWN"
 
 
 class LimitExceededError(Exception):
@@ -40,7 +51,7 @@ class LimitExceededError(Exception):
 
 @dataclass(frozen=True)
 class FileLimits:
-    """The limits of reading a file; picklable.
+    """The limits of reading a file.
 
     Attributes:
         rows, unpacked, record: of the settings: records of a file (by position), its decompressed bytes, bytes of a record.
@@ -93,7 +104,11 @@ def memory_limit(more: int) -> Iterator[None]:
     It holds for all threads, so keep the block short. Without effect except on Linux.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    in_use = _held()
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - not by its length: it has none
+            in_use = int(file.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        in_use = None
     most = min((n for n in (before, hard) if n != resource.RLIM_INFINITY), default=None)
     if in_use is None or (most is not None and most <= in_use + more):
         yield
@@ -105,52 +120,13 @@ def memory_limit(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
-def _held() -> int | None:
-    """Bytes of data of this process, as Linux counts them; None: unknown."""
-    try:
-        with open("/proc/self/statm") as file:  # noqa: PTH123 - not by its length: it has none
-            return int(file.read().split()[5]) * resource.getpagesize()
-    except OSError:
-        return None
+_HEADERS = RAW_SCHEMA.field("headers").type
+_PLACE = (pa.field("at", pa.int64()), pa.field("file_path", pa.string()), pa.field("file_position", pa.int64()))
+#: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (Kafka's, of an archive).
+RECORDS = pa.schema([*RECORD_SCHEMA, *_PLACE])
 
 
-RowNumbers = npt.NDArray[np.int64]
-
-TIME = pa.timestamp("us", tz="UTC")
-
-HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
-#: Records of a batch: small files share one, large ones are divided, also by `BATCH_BYTES`.
-BATCH_ROWS = 20_000
-
-#: Columns of a Kafka record.
-KAFKA_COLUMNS = (
-    pa.field("topic", pa.string()),
-    pa.field("topic_id", pa.string()),
-    pa.field("partition", pa.int32()),
-    pa.field("offset", pa.int64()),
-    pa.field("timestamp", TIME),
-    pa.field("key", pa.binary()),
-    pa.field("value", pa.binary()),
-    pa.field("headers", HEADERS_TYPE),
-)
-
-#: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (for an archive:
-#: Kafka's); `reason`: of unreadable parts, else NULL.
-COMMON = (
-    *KAFKA_COLUMNS,
-    pa.field("at", pa.int64()),
-    pa.field("file_path", pa.string()),
-    pa.field("file_position", pa.int64()),
-    pa.field("reason", pa.string()),
-    pa.field("detail", pa.string()),
-)
-
-RECORDS = pa.schema(COMMON)
-
-
-@dataclass(frozen=True)
-class FilePart:
+class FilePart(NamedTuple):
     """A file, or a part of a large one, that a worker reads.
 
     Attributes:
@@ -169,7 +145,7 @@ class FilePart:
 
 
 def records(
-    file: FilePart, positions: RowNumbers, buffer: bytes, starts: RowNumbers, ends: RowNumbers, identity: bytes | None
+    file: FilePart, positions: Integers, buffer: bytes, starts: Integers, ends: Integers, identity: bytes | None
 ) -> Iterator[pa.RecordBatch]:
     """Records with the values between these offsets of a buffer, in batches of `BATCH_ROWS`.
 
@@ -182,25 +158,24 @@ def records(
             "value": _binary_slices(buffer, starts[part], ends[part]),
             "headers": _headers(identity, count),
         }
-        yield _arranged(columns, RECORDS, count)
+        yield columns_of(columns, count, RECORDS)
 
 
-def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
+def decoded(file: FilePart, positions: Integers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
     """Rows of columns, all of one schema."""
     count = len(positions)
     columns = _place(file, positions) | {"schema_guid": pa.repeat(pa.scalar(guid), count), "columns": rows}
-    schema = pa.schema([*COMMON, pa.field("schema_guid", pa.string()), pa.field("columns", rows.type)])
-    return _arranged(columns, schema, count)
+    schema = pa.schema([*RECORDS, pa.field("schema_guid", pa.string()), pa.field("columns", rows.type)])
+    return columns_of(columns, count, schema)
 
 
-def archived(file: FilePart, positions: RowNumbers, rows: pa.Table) -> pa.RecordBatch:
+def archived(file: FilePart, positions: Integers, rows: pa.Table) -> pa.RecordBatch:
     """Records of an archive, with their Kafka coordinates, keys, headers and timestamps."""
     count = len(positions)
     own = _place(file, positions)
     columns = own | {name: rows.column(name).combine_chunks() for name in rows.column_names}
-    lengths = pc.fill_null(pc.list_value_length(columns["headers"]), 0)
-    columns["headers"] = pc.if_else(pc.greater(lengths, 0), columns["headers"].cast(HEADERS_TYPE), own["headers"])
-    return _arranged(columns, RECORDS, count)
+    columns["headers"] = pc.coalesce(columns["headers"], own["headers"])
+    return columns_of(columns, count, RECORDS)
 
 
 def unreadable(
@@ -212,7 +187,7 @@ def unreadable(
         "reason": pa.array([str(reason)]),
         "detail": pa.array([detail]),
     }
-    return _arranged(columns, RECORDS, 1)
+    return columns_of(columns, 1, RECORDS)
 
 
 def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
@@ -222,13 +197,13 @@ def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.Reco
             large = piece.nbytes > bounds.record
             yield _cut(piece.select(RECORDS.names), [piece.nbytes], bounds) if large else piece
         return
-    sizes = pc.add(*(pc.fill_null(pc.binary_length(batch.column(name)), 0).cast(pa.int64()) for name in ("value", "key")))
-    large = pc.and_(pc.greater(sizes, bounds.record), pc.is_null(batch.column("reason")))
-    if not pc.any(large).as_py():
+    sizes = byte_lengths(batch.column("value")) + byte_lengths(batch.column("key"))
+    large = (sizes > bounds.record) & batch.column("reason").is_null().to_numpy(zero_copy_only=False)
+    if not large.any():
         yield batch
         return
-    yield batch.filter(pc.invert(large))
-    yield _cut(batch.filter(large), sizes.filter(large).to_pylist(), bounds)
+    yield batch.filter(pa.array(~large))
+    yield _cut(batch.filter(pa.array(large)), sizes[large].tolist(), bounds)
 
 
 def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
@@ -249,10 +224,10 @@ def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: FileLimits) -> pa.Reco
         "reason": pa.repeat(pa.scalar(str(Reason.TOO_LARGE)), len(batch)),
         "detail": pa.array([bounds.too_large(size) for size in sizes], pa.string()),
     }
-    return _arranged(columns, RECORDS, len(batch))
+    return columns_of(columns, len(batch), RECORDS)
 
 
-def _binary_slices(data: bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
+def _binary_slices(data: bytes, starts: Integers, ends: Integers) -> pa.BinaryArray:
     """The values between these offsets of a buffer of less than 2 GiB."""
     count = len(starts)
     # An array of values and the bytes between them, of which every second one is taken: one copy, no loop.
@@ -268,73 +243,24 @@ def _headers(identity: bytes | None, count: int) -> pa.ListArray:
     """In each record one header, the schema's identity; None: an empty list."""
     each = 0 if identity is None else 1
     columns = pa.repeat(pa.scalar(ID_HEADER), count * each), pa.repeat(pa.scalar(identity, pa.binary()), count * each)
-    pairs = pa.StructArray.from_arrays(columns, fields=list(HEADERS_TYPE.value_type))
-    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * each), pairs).cast(HEADERS_TYPE)
+    pairs = pa.StructArray.from_arrays(columns, fields=list(_HEADERS.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * each), pairs).cast(_HEADERS)
 
 
-def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of up to `BATCH_ROWS`, so that thousands of small files become few batches."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        if not len(batch):
-            continue
-        if waiting and (waiting[0].schema != batch.schema or rows + len(batch) > BATCH_ROWS or size > BATCH_BYTES):
-            yield _concatenated(waiting)
-            waiting = []
-            rows = 0
-            size = 0
-        waiting.append(batch)
-        rows += len(batch)
-        size += batch.nbytes
-    if waiting:
-        yield _concatenated(waiting)
-
-
-def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies
-
-
-def _place(file: FilePart, positions: RowNumbers) -> dict[str, pa.Array]:
+def _place(file: FilePart, positions: Integers) -> dict[str, pa.Array]:
     count = len(positions)
-    offsets = pa.array(first_offset(file.number) + positions, pa.int64())
+    offsets = pa.array(file.number * FILE_ROWS + positions, pa.int64())
     return {
         "topic": pa.repeat(pa.scalar(FILES), count),
         "topic_id": pa.repeat(pa.scalar(file.log_id), count),
         "partition": pa.repeat(pa.scalar(PARTITION, pa.int32()), count),
         "offset": offsets,
-        "timestamp": pa.repeat(pa.scalar(file.modified_us, pa.int64()), count).cast(TIME),
+        "timestamp": pa.repeat(pa.scalar(file.modified_us, pa.int64()), count).cast(RAW_SCHEMA.field("timestamp").type),
         "at": offsets,
         "file_path": pa.repeat(pa.scalar(file.path), count),
         "file_position": pa.array(positions, pa.int64()),
         "headers": _headers(None, count),
     }
-
-
-def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
-    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(
-        [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
-    )
-
-
-#: Kind of the source, and the name that its one partition has instead of a topic's.
-FILES = "files"
-
-PARTITION = 0
-
-#: Offsets of one file.
-FILE_ROWS = 2**32
-
-
-def first_offset(number: int) -> int:
-    """Offset of the first record of a file; also the end of the files before it."""
-    return number * FILE_ROWS
-
-
-def number_of(offset: int) -> int:
-    """Number of the file that contains an offset."""
-    return offset // FILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -351,7 +277,7 @@ class FileGap(Gap):
         return None
 
     def __str__(self) -> str:
-        return f"file {self.path}" if self.path else f"file number {number_of(self.start)} of source_files"
+        return f"file {self.path}" if self.path else f"file number {self.start // FILE_ROWS} of source_files"
 
 
 def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
@@ -375,3 +301,29 @@ class NamedSchema:
     schema: RegistrySchema
     key: TypeKey
     identity: bytes
+
+
+def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
+    """The files' Arrow schema with the metadata."""
+    by_id = sorted(schemas, key=lambda s: ordered(s.schema_id))
+    described = [{"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references} for s in by_id]
+    return RAW_SCHEMA.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(described).encode()})
+
+
+def is_archive(schema: pa.Schema) -> bool:
+    """Whether a file belongs to an archive; raises ValueError for a later version of the format."""
+    version = (schema.metadata or {}).get(MARK)
+    if version is not None and version != VERSION:
+        raise ValueError(f"an archive of version {version.decode(errors='replace')}, which this version does not read")
+    return version is not None
+
+
+def schemas_of(schema: pa.Schema) -> dict[SchemaId, RegistrySchema]:
+    """The schemas in a file's metadata, by id or GUID; raises ValueError for damaged metadata."""
+    try:
+        listed = json.loads((schema.metadata or {}).get(SCHEMAS_KEY, b"[]"))
+        references = [tuple((name, text) for name, text in s["references"]) for s in listed]
+        schemas = [RegistrySchema(s["id"], s["format"], s["text"], r) for s, r in zip(listed, references, strict=True)]
+        return {schema.schema_id: schema for schema in schemas}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its schemas are damaged: {error!r}") from None

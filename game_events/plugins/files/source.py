@@ -7,6 +7,10 @@ The file log (table `source_files`, append-only): every source file with its num
 
 Guarantee: a path has one number for ever, also with concurrent runs and crashes; numbers have no gaps. So a file is read once:
 bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
+
+Schemas of records: from the file's own header, from a file that a setting names, or from the registry. One without a registry
+id gets a GUID derived from its text. Records carry it in the header `__value_schema_id`, as with Confluent's serializers, and
+the table `schemas` keeps the text, so that replay, redecode and erasure work on records of files.
 """
 
 import logging
@@ -19,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -26,8 +31,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
-from game_events.decoding.decoder import TypeKey
-from game_events.decoding.frame import RegistrySchema
+from game_events.decoding.decoder import TypeKey, compile_schema
+from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, schema_guid
+from game_events.decoding.protobuf.schema import ProtobufSchema, imports
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import retry_on_conflict
@@ -41,16 +47,15 @@ from game_events.plugins.files.records import (
     FILE_ROWS,
     FILES,
     PARTITION,
+    UNKNOWN,
     FileGap,
     FileLimits,
     FilePart,
     NamedSchema,
-    first_offset,
-    number_of,
+    identity_bytes,
 )
-from game_events.plugins.files.schemas import SUBJECT, FileSchemas, named_schema
 from game_events.schema_registry import SchemaLookup, SchemaRegistry
-from game_events.sources.rows import since
+from game_events.sources.factory import since
 from game_events.sources.source import (
     Gap,
     MicroBatch,
@@ -65,10 +70,8 @@ from game_events.sources.source import (
 )
 
 log = logging.getLogger(__name__)
-
 TAKEN = "taken"
 CHANGED = "changed"
-
 SCHEMA = schema_of(
     number=(pa.int64(), "Number that the path has for ever; a file's records count up from number * 2^32"),
     path=(pa.string(), "File"),
@@ -99,7 +102,6 @@ class FileLog:
     """Reads and appends to the table."""
 
     def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
-        """Nothing is read yet."""
         description = "Files that are the source, each with its number: bronze has read them up to one"
         self.declaration = SystemTable(lakehouse.table(SOURCE_FILES), SCHEMA, description)
         self._run_id = run_id
@@ -142,13 +144,9 @@ class FileLog:
         other = known.compare(changed)[1]
         if not left and not other and self._handle is not None:
             return known
-        self._commit(known, left, other)
-        return self.known()
-
-    def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
         first = len(known.entries)
         now = datetime.now(UTC)
-        rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
+        rows = [(first + n, f, TAKEN) for n, f in enumerate(left)] + [(known.numbers[f.path], f, CHANGED) for f in other]
         columns = {
             "number": [n for n, _, _ in rows],
             "path": [f.path for _, f, _ in rows],
@@ -161,10 +159,11 @@ class FileLog:
         self.declaration.commit(
             self._handle,
             pa.table(columns, schema=SCHEMA),
-            set_transactions={Txn.NEXT_FILE: first + len(new)},
-            info={"files": str(len(new)), "changed": str(len(changed))},
+            set_transactions={Txn.NEXT_FILE: first + len(left)},
+            info={"files": str(len(left)), "changed": str(len(other))},
         )
         failpoints.reach("files_taken_in")
+        return self.known()
 
     def _add(self, rows: pa.Table) -> None:
         entries = self._known.entries
@@ -183,21 +182,120 @@ class FileLog:
                 entries[number] = entry
 
 
+#: Suffix of a schema file -> its format.
+_KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
+SUBJECT = "subject:"
+SETTING = "GAME_EVENTS_FILES_SCHEMA"
 #: Last bytes of a complete Parquet file.
 _PARQUET_END = b"PAR1"
-
 #: Parallel checks of Parquet footers: each is a request to an object store.
 _FOOTER_CHECKS = 16
-
 #: Files and bytes of one task: a task costs some 100 ms, opening a file in an object store some 20 ms.
 TASK_FILES = 2_000
 TASK_BYTES = 256 * 1024 * 1024
-
 #: Skipped files and folders that are logged by name for one snapshot.
 _NAMES_LOGGED = 10
-
 #: Tasks that read one Parquet file at most.
 MOST_PARTS = 64
+
+
+def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
+    """The schema of the settings, if they name one.
+
+    Raises:
+        ConfigurationError: there is no such file, subject or message type, or the text does not compile.
+        TransientError: the registry does not answer.
+    """
+    named = settings.files_schema
+    if named is None:
+        return None
+    schema = _from_subject(named.removeprefix(SUBJECT), registry) if named.startswith(SUBJECT) else _from_file(named)
+    try:
+        compiled = compile_schema(schema)
+    except DataError as error:
+        raise ConfigurationError(f"{SETTING}: {named}: {error}") from None
+    path: IndexPath = ()
+    if isinstance(compiled, ProtobufSchema):
+        path = _path_of(compiled, settings.files_message_type)
+    return NamedSchema(schema, (schema.schema_id, path), identity_bytes(schema.schema_id, path, indexed=compiled.indexed))
+
+
+def _from_subject(subject: str, registry: SchemaRegistry) -> RegistrySchema:
+    newest = registry.newest(subject)
+    schema = registry.fetch(newest[1]) if newest is not None else None
+    if schema is None:
+        raise ConfigurationError(f"{SETTING}: the registry {registry.url} has no subject {subject!r}")
+    return schema
+
+
+def _from_file(name: str) -> RegistrySchema:
+    path = Path(name).expanduser()
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{SUBJECT}NAME`")
+    try:
+        text = path.read_text("utf-8")
+        references = _imports(path, text) if kind == "PROTOBUF" else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{SETTING}: {path} cannot be read: {error}") from None
+    return RegistrySchema(schema_guid(kind, text, references), kind, text, references)
+
+
+def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
+    """(Name, text) of imported .proto files in the same folder, dependencies first; other imports are protoc's own."""
+    texts: dict[str, str] = {}
+    seen: set[str] = set()  # circular imports are refused by the compiler
+
+    def visit(body: str) -> None:
+        for name in imports(body):
+            beside = path.parent / name
+            if name not in seen and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
+                seen.add(name)
+                inner = beside.read_text("utf-8")
+                visit(inner)
+                texts[name] = inner
+
+    visit(text)
+    return tuple(texts.items())
+
+
+def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
+    """Index path of a message type by its full name."""
+    if name is None:
+        return (0,)
+    names = schema.type_paths()
+    if name not in names:
+        raise ConfigurationError(
+            f"GAME_EVENTS_FILES_MESSAGE_TYPE: the schema has no message {name!r}; it has {', '.join(sorted(names))}"
+        )
+    return names[name]
+
+
+class FileSchemas(SchemaLookup):
+    """Schemas by id while files are the source: those found in files, then the registry; files have no subjects."""
+
+    def __init__(self, registry: SchemaLookup, *, framed: bool) -> None:
+        """`framed`: records name schemas of the registry."""
+        self.url = registry.url
+        self._registry = registry
+        self._framed = framed
+        self._offered: dict[SchemaId, RegistrySchema] = {}
+
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+        """Add schemas found in files."""
+        for schema in schemas:
+            self._offered.setdefault(schema.schema_id, schema)
+
+    def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
+        """The schema of an id or GUID; None: unknown; raises as `SchemaRegistry.fetch`."""
+        offered = self._offered.get(schema_id)
+        known = None if offered is not None and offered.format == UNKNOWN else offered
+        if self._framed and (isinstance(schema_id, int) or offered is None):
+            # The registry defines its ids; an archive may have schemas that it has lost.
+            return self._registry.fetch(schema_id) or known
+        if offered is None and isinstance(schema_id, int):
+            return self._registry.fetch(schema_id)
+        return known
 
 
 class FileSource(Source):
@@ -221,8 +319,7 @@ class FileSource(Source):
         self.settings = settings
         self.place = SourceLocation.of(settings, settings.files_path)
         self._context = context
-        self._log = FileLog(context.lakehouse, context.run_id)
-        self._checked = "not yet"
+        self._log = FileLog(context.lakehouse or Lakehouse.of(settings), context.run_id)
         #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
         self.archive = None
         self._known = LogContent()
@@ -234,19 +331,14 @@ class FileSource(Source):
         self._skipped: set[str] = set()
 
     @cached_property
-    def schema(self) -> NamedSchema | None:
-        """The schema that the settings name; raises as `named_schema`."""
+    def _schema(self) -> NamedSchema | None:
         return named_schema(self.settings, SchemaRegistry(self.settings))
 
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
-        """The files that can be read now; new ones are added to the file log.
-
-        Args:
-            take_in: False: new files are only counted, nothing is written.
-            full_refresh: the files replace bronze, so records of an archive may be read again.
+        """The files that can be read now; new ones are added to the file log, or only counted without `take_in`.
 
         Raises:
-            ConfigurationError: no such folder, the object store refuses access, or records would be read twice.
+            ConfigurationError: no such folder, the object store refuses access, or an archive's records would be read twice.
             TransientError: the object store does not answer.
             DataError: the file log was restored, or is not the one that bronze was read by.
             ConflictError: concurrent runs won every attempt to add files.
@@ -259,25 +351,21 @@ class FileSource(Source):
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
-        if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
-            self._context.refuse_twice(self.archive, {_partition_of(known): first_offset(end + len(ready))})
+        refuse_twice = self._context.refuse_twice
+        if refuse_twice and self.archive is not None and take_in and not full_refresh:  # before its files get numbers
+            refuse_twice(self.archive, {_partition_of(known): (end + len(ready)) * FILE_ROWS})
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
-            known = self._take_in(ready, changed)
+            known = self._log.take_in(ready, changed)
+            self.counts["taken"] += len(ready)
+            self.counts["changed"] += len(changed)
+            for file in changed:
+                log.warning("file=%r changed=true read_again=false", file.path)
             end = len(known.entries)
         self._known = known
         files = _partition_of(known)
-        return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
-
-    def _take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
-        """Add files to the file log, and count them."""
-        known = self._log.take_in(new, changed)
-        self.counts["taken"] += len(new)
-        self.counts["changed"] += len(changed)
-        for file in changed:
-            log.warning("file=%r changed=true read_again=false", file.path)
-        return known
+        return SourceSnapshot({files: 0}, {files: end * FILE_ROWS}, FILE_ROWS)
 
     def _listed(self) -> Sequence[SourceFile]:
         """The files that are there: of an archive those of its newest version."""
@@ -288,10 +376,6 @@ class FileSource(Source):
         self.archive = None
         skipped: dict[str, str] = {}
         files = self.place.listing(self.settings.files_pattern, skipped)
-        self._log_skipped(skipped)
-        return files
-
-    def _log_skipped(self, skipped: dict[str, str]) -> None:
         new = sorted(skipped.keys() - self._skipped)
         self._skipped.update(new)
         links = sum(skipped[path] == LINK for path in new)
@@ -299,16 +383,17 @@ class FileSource(Source):
         self.counts["skipped"] += len(new) - links
         for path in new[:_NAMES_LOGGED]:
             log.warning("path=%r skipped=true reason=%r", path, skipped[path])
+        return files
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
         """Partition -> first offset of a file that was written at a time or later."""
         since = int(when.timestamp() * 1_000_000)
         first = next((number for number, file in enumerate(self._known.entries) if file.modified_us >= since), None)
-        return {} if first is None else dict.fromkeys(partitions, first_offset(first))
+        return {} if first is None else dict.fromkeys(partitions, first * FILE_ROWS)
 
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
-        first = number_of(next(iter(reached.values()), 0))
+        first = next(iter(reached.values()), 0) // FILE_ROWS
         size = 0
         files = self._known.entries[first : first + self.settings.files_per_batch]
         for count, entry in enumerate(files):
@@ -320,13 +405,13 @@ class FileSource(Source):
     def entries(self, batch: MicroBatch) -> Iterator[tuple[int, SourceFile]]:
         """Numbers and files of a batch, including missing ones."""
         for partition, end in batch.end.items():
-            first = number_of(batch.start[partition])
-            yield from enumerate(self._known.entries[first : number_of(end)], first)
+            first = batch.start[partition] // FILE_ROWS
+            yield from enumerate(self._known.entries[first : end // FILE_ROWS], first)
 
     def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:
         """Files of a batch that do not exist any more, by the last snapshot."""
         return tuple(
-            FileGap(FILES, self._known.log_id, PARTITION, first_offset(number), first_offset(number + 1), file.path)
+            FileGap(FILES, self._known.log_id, PARTITION, number * FILE_ROWS, (number + 1) * FILE_ROWS, file.path)
             for number, file in self.entries(batch)
             if file.path not in self._there
         )
@@ -341,11 +426,16 @@ class FileSource(Source):
         missing = [
             file.path
             for number, file in enumerate(self._known.entries)
-            if file.path not in self._there or first_offset(number) < first
+            if file.path not in self._there or number * FILE_ROWS < first
         ]
         elsewhere = F.lit(True) if self.archive is not None and origins is None else since(origins or {})
         # By the file: records of an archive have Kafka's coordinates.
         return F.coalesce(F.col("_file_path").isin(missing), elsewhere)
+
+    @classmethod
+    def name(cls, settings: Settings) -> str:
+        """The folder or prefix."""
+        return str(settings.files_path)
 
     @staticmethod
     def gone_text(is_: str, has: str) -> str:  # noqa: ARG004
@@ -363,7 +453,7 @@ class FileSource(Source):
         return ()
 
     def check(self) -> str:
-        """Number of files."""
+        """Their number."""
         now = self.snapshot()
         named = ", ".join(s.format for s in self.schemas()) or "no schema of the settings"
         return (
@@ -374,7 +464,7 @@ class FileSource(Source):
     @classmethod
     def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
         """The end of the folder or prefix."""
-        return ("files", *last_parts(settings.source_name))
+        return ("files", *last_parts(cls.name(settings)))
 
     @classmethod
     def upstreams(cls, settings: Settings) -> list[Upstream]:
@@ -383,11 +473,11 @@ class FileSource(Source):
         # The kind of the files' format, where the settings name one.
         kind = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
         kinds = ("file",) if kind is None else ("file", kind)
-        folder = Upstream(cls.asset_key(settings, FILES), said, kinds)
+        upstreams = [Upstream(cls.asset_key(settings, FILES), said, kinds)]
         schema = settings.files_schema or ""
-        return (
-            [folder, cls.subject_upstream(settings, schema.removeprefix(SUBJECT))] if schema.startswith(SUBJECT) else [folder]
-        )
+        if schema.startswith(SUBJECT):
+            upstreams.append(cls.subject_upstream(settings, schema.removeprefix(SUBJECT)))
+        return upstreams
 
     @classmethod
     def tables(cls, lakehouse: Lakehouse) -> list[SystemTable]:
@@ -395,27 +485,20 @@ class FileSource(Source):
         return [FileLog(lakehouse).declaration]
 
     def schemas(self) -> list[RegistrySchema]:
-        """The schema of the settings, if they name one."""
-        return [] if self.schema is None else [self.schema.schema]
+        """The schema of the settings, if they name one; raises as `named_schema`."""
+        return [] if self._schema is None else [self._schema.schema]
 
     def expected_types(self) -> list[TypeKey]:
         """The record type of that schema, planned for before the first record."""
-        return [] if self.schema is None else [self.schema.key]
+        return [] if self._schema is None else [self._schema.key]
 
     def reading(self, batch: MicroBatch) -> FileReading:
         """The files of a batch that exist, large Parquet files in parts; DataError if none exists."""
         settings = self.settings
         bounds = FileLimits(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
-        return FileReading(
-            self.place,
-            self._known.log_id,
-            bounds,
-            settings.files_format,
-            self.schema,
-            settings.files_framed,
-            archive=self.archive is not None,
-            files=self._tasks(batch),
-        )
+        tasks = self._tasks(batch)
+        is_archive = self.archive is not None
+        return FileReading(self.place, bounds, settings.files_format, self._schema, settings.files_framed, is_archive, tasks)
 
     def _tasks(self, batch: MicroBatch) -> list[Sequence[FilePart]]:
         parts = list[FilePart]()
@@ -433,34 +516,27 @@ class FileSource(Source):
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
-        if known.log_id == self._checked:
-            return
-        read_by = self._context.id_read(FILES, FILES)
+        read_by = self._context.id_read(FILES, FILES) if self._context.id_read is not None else None
         if read_by is not None and read_by != known.log_id:
             raise DataError(
                 f"{SOURCE_FILES} is not the table that bronze_events was read by: without that one it is unknown which files "
                 "were read, and all of them would be read again. Nothing was changed: put it back; or delete bronze_events and "
                 "quarantine_events too, to read everything again"
             )
-        self._checked = known.log_id
 
     def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
         """New files that seem to be complete; others are left for a later snapshot."""
         now = time.time()
         settled = [file for file in new if now - file.modified_us / 1e6 >= self.settings.files_settle_s]
-        asked = [file for file in settled if self._may_lack_end(file, now)]
+        young = [file for file in settled if now - file.modified_us / 1e6 < self.settings.files_incomplete_s]
+        parquet = [file for file in young if format_of(file.path, self.settings.files_format)[0] == PARQUET]
+        asked = [file for file in parquet if file not in self._ended]  # they may still be written
         if not asked:
             return settled
         with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
             ends = dict(zip(asked, pool.map(self._has_end, asked), strict=True))
         self._ended = {file for file in settled if ends.get(file, file in self._ended)}
         return [file for file in settled if ends.get(file, True)]
-
-    def _may_lack_end(self, file: SourceFile, now: float) -> bool:
-        """Whether a file is one of Parquet that may still be written."""
-        is_parquet = format_of(file.path, self.settings.files_format)[0] == PARQUET
-        is_young = now - file.modified_us / 1e6 < self.settings.files_incomplete_s
-        return is_parquet and is_young and file not in self._ended
 
     def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file exists and has the last bytes of its footer."""

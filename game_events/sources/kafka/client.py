@@ -1,6 +1,4 @@
-"""Options and errors of Confluent's Kafka clients; creation of a topic.
-
-Options of Kafka's client, librdkafka, which driver and workers use alike; which of them a user may not set.
+"""Options and errors of Confluent's Kafka clients, which driver and workers use alike; creation of a topic.
 
 Source: librdkafka, CONFIGURATION.md.
 """
@@ -19,18 +17,13 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
 
 T = TypeVar("T")
-
 CONNECT_TIMEOUT_S = 15
-
 #: The broker's own default: a hosted cluster refuses any other number than its own.
 BROKERS_DEFAULT = -1
-
 #: Interval at which the wait for the broker checks the errors of `error_cb`.
 LOOK_S = 1.0
-
 #: Errors of authentication.
 LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
-
 #: Refused requests: retrying does not help.
 REQUEST = frozenset(
     {
@@ -43,12 +36,38 @@ REQUEST = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     }
 )
-
 #: A broker's TLS alert about the client's certificate; librdkafka reports it as a broken connection.
 _REFUSED_BY_TLS = re.compile(
     r"SSL routines.*alert (bad certificate|unsupported certificate|certificate (expired|required|revoked|unknown)|unknown ca|"
     r"access denied|handshake failure)"
 )
+_WHERE = "GAME_EVENTS_KAFKA_OPTIONS"
+#: Set by this project; a user's own value would break exactly-once.
+MANAGED = (
+    "isolation.level",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.partition.eof",
+    "auto.offset.reset",
+    "group.id",
+)
+#: Options that can turn off the verification of the broker, with the value that does not.
+VERIFICATION = {"enable.ssl.certificate.verification": "true", "ssl.endpoint.identification.algorithm": "https"}
+#: SASL mechanisms with a user and a password.
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: Begin of a name of Kafka's Java client -> what librdkafka has for it.
+OF_JAVA = {
+    "sasl.jaas.config": "set sasl.username and sasl.password",
+    "sasl.login.": "set sasl.username and sasl.password",
+    "ssl.truststore.": "set ssl.ca.location, or ssl.ca.pem, to the authority's certificate in PEM",
+    "ssl.keystore.type": "set ssl.keystore.location (PKCS #12), or ssl.certificate.location and ssl.key.location (PEM)",
+    "ssl.keystore.certificate.chain": "set ssl.certificate.pem",
+    "ssl.keystore.key": "set ssl.key.pem",
+    "fetch.max.wait.ms": "set fetch.wait.max.ms",
+    "max.poll.records": "leave it out",
+}
+#: PEM files whose content goes to the workers: they may be on other machines.
+PEM_FILES = ("ssl.ca", "ssl.certificate", "ssl.key")
 
 
 class CauseMemory:
@@ -89,11 +108,7 @@ def _is_refusal(error: KafkaError | None) -> bool:
 
 
 def client_options(settings: Settings, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Options of a client: `defaults`, then the settings', then the brokers. `error_cb` is left to the caller.
-
-    Raises:
-        ConfigurationError: as `refuse_unusable`.
-    """
+    """Options of a client: `defaults`, then the settings', then the brokers; raises as `refuse_unusable`."""
     own = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
     refuse_unusable(own)
     return {
@@ -114,14 +129,9 @@ def new_client(make: Callable[..., T], options: dict[str, object]) -> T:
 
 
 def ensure_topic(
-    settings: Settings,
-    partitions: int,
-    name: str | None = None,
-    connect: Callable[..., AdminClient] = AdminClient,
+    settings: Settings, partitions: int, name: str | None = None, connect: Callable[..., AdminClient] = AdminClient
 ) -> None:
     """Create a topic (None: the simulator's) with the broker's default replication; an existing one stays as it is.
-
-    `connect`: makes a client of its options.
 
     Raises:
         ConfigurationError: refused login, or not allowed to create it.
@@ -156,43 +166,6 @@ def _text(error: KafkaError | None) -> str:
     return "no answer" if error is None else f"{error.name()}: {error.str()}"
 
 
-_WHERE = "GAME_EVENTS_KAFKA_OPTIONS"
-
-#: Set by this project; a user's own value would break exactly-once.
-MANAGED = (
-    "isolation.level",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.partition.eof",
-    "auto.offset.reset",
-    "group.id",
-)
-
-#: Options that can turn off the verification of the broker, with the values that do not.
-VERIFICATION = {
-    "enable.ssl.certificate.verification": ("true",),
-    "ssl.endpoint.identification.algorithm": ("https",),
-}
-
-#: SASL mechanisms with a user and a password.
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-
-#: Begin of a name of Kafka's Java client -> what librdkafka has for it.
-OF_JAVA = {
-    "sasl.jaas.config": "set sasl.username and sasl.password",
-    "sasl.login.": "set sasl.username and sasl.password",
-    "ssl.truststore.": "set ssl.ca.location, or ssl.ca.pem, to the authority's certificate in PEM",
-    "ssl.keystore.type": "set ssl.keystore.location (PKCS #12), or ssl.certificate.location and ssl.key.location (PEM)",
-    "ssl.keystore.certificate.chain": "set ssl.certificate.pem",
-    "ssl.keystore.key": "set ssl.key.pem",
-    "fetch.max.wait.ms": "set fetch.wait.max.ms",
-    "max.poll.records": "leave it out",
-}
-
-#: PEM files whose content goes to the workers: they may be on other machines.
-PEM_FILES = ("ssl.ca", "ssl.certificate", "ssl.key")
-
-
 def refuse_managed(options: Mapping[str, object]) -> None:
     """Raise ConfigurationError for options that exactly-once depends on."""
     managed = sorted(set(MANAGED) & set(options))
@@ -211,19 +184,14 @@ def refuse_unusable(options: Mapping[str, str]) -> None:
         if instead is not None:
             raise ConfigurationError(f"{_WHERE}: {name} is an option of Java's client, which is not used: {instead}")
     for name, verifying in VERIFICATION.items():
-        if options.get(name, verifying[0]).strip().lower() not in verifying:
+        if options.get(name, verifying).strip().lower() != verifying:
             raise ConfigurationError(
-                f"{_WHERE}: {name} may only be {' or '.join(verifying)}: certificates are always verified. For"
+                f"{_WHERE}: {name} may only be {verifying}: certificates are always verified. For"
                 " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
             )
-    _refuse_mechanism(options)
-
-
-def _refuse_mechanism(options: Mapping[str, str]) -> None:
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
-    if mechanism is None and not options.get("security.protocol", "").upper().startswith("SASL"):
-        return
-    if mechanism not in MECHANISMS:
+    has_sasl = mechanism is not None or options.get("security.protocol", "").upper().startswith("SASL")
+    if has_sasl and mechanism not in MECHANISMS:
         wrong = f"sasl.mechanism {mechanism!r} is not supported" if mechanism else "SASL needs sasl.mechanism"
         raise ConfigurationError(
             f"{_WHERE}: {wrong}: use one of {', '.join(MECHANISMS)} with sasl.username and sasl.password, "
@@ -234,21 +202,18 @@ def _refuse_mechanism(options: Mapping[str, str]) -> None:
 def with_file_contents(options: Mapping[str, object]) -> dict[str, object]:
     """The options with the contents of PEM files in place of their paths, for clients on other machines.
 
-    A directory of authorities, and a PKCS #12 file, must be on each machine.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or is no text.
+    A directory of authorities, and a PKCS #12 file, must be on each machine. ConfigurationError: a file cannot be read.
     """
-    client_options = dict(options)
+    own = dict(options)
     for name in PEM_FILES:
-        path = Path(str(client_options.get(f"{name}.location", "")))
-        if f"{name}.location" not in client_options or path.is_dir():
+        path = Path(str(own.get(f"{name}.location", "")))
+        if f"{name}.location" not in own or path.is_dir():
             continue
-        del client_options[f"{name}.location"]
+        del own[f"{name}.location"]
         try:
-            client_options[f"{name}.pem"] = path.read_text()
+            own[f"{name}.pem"] = path.read_text()
         except OSError as error:
             raise ConfigurationError(f"{_WHERE}: {path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ConfigurationError(f"{_WHERE}: {path} is no PEM file") from None
-    return client_options
+    return own

@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,15 +27,16 @@ from game_events.errors import ConflictError, first_few
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, new_client
 from game_events.sources.source import (
     BATCH_BYTES,
-    BATCH_RECORDS,
     RAW_SCHEMA,
     Integers,
     Offsets,
     Partition,
     Reading,
     ReadNotes,
-    RecordBytes,
+    byte_lengths,
     columns_of,
+    header_bytes,
+    joined,
 )
 
 HEADERS = RAW_SCHEMA.field("headers").type
@@ -111,23 +113,12 @@ class Damage(NamedTuple):
     text: str
 
 
-class Unreadable(NamedTuple):
-    """Offsets [start, end) of a partition that have no readable record; `detail` says why."""
-
-    partition: Partition
-    start: int
-    end: int
-    detail: str
-
-
 @dataclass(frozen=True)
 class KafkaReading(Reading):
     """Ranges by task; each task has a partition once.
 
     Attributes:
-        servers: the brokers, for messages.
         options: of the client, with its login: never in a text.
-        ranges: task -> its ranges.
         max_record_bytes: of value, key and headers; of a larger record `KEPT_BYTES` of each are kept.
         silence_s: longest wait for the next record.
         make: makes a consumer of its options; None: the library's, which cannot be pickled.
@@ -135,15 +126,10 @@ class KafkaReading(Reading):
 
     servers: str
     options: Mapping[str, object] = field(repr=False)
-    ranges: Sequence[Sequence[Range]]
+    parts: Sequence[Sequence[Range]]
     max_record_bytes: int
     silence_s: float = SILENCE_S
     make: Callable[..., Consumer] | None = None
-
-    @property
-    def tasks(self) -> int:
-        """Number of the tasks."""
-        return len(self.ranges)
 
     def sparing(self) -> "KafkaReading":
         """See `Reading.sparing`."""
@@ -153,10 +139,10 @@ class KafkaReading(Reading):
         """See `Reading.batches`."""
         columns = MessageColumns(self.max_record_bytes, notes)
         with _KEPT.lent(self) as opened:
-            for first in range(0, len(self.ranges[task]), PARTITIONS_AT_ONCE):
-                some = self.ranges[task][first : first + PARTITIONS_AT_ONCE]
+            for first in range(0, len(self.parts[task]), PARTITIONS_AT_ONCE):
+                some = self.parts[task][first : first + PARTITIONS_AT_ONCE]
                 batches = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
-                yield from _uncollected(_joined(batches))
+                yield from _uncollected(joined(batches))
 
 
 @dataclass(frozen=True)
@@ -177,11 +163,7 @@ class KeptConsumer:
 
     @contextmanager
     def lent(self, reading: KafkaReading) -> Iterator[OpenConsumer]:
-        """The consumer for a reading's options; kept afterwards, unless there was an error.
-
-        Raises:
-            TransientError, ConfigurationError: for an error of the client.
-        """
+        """The consumer for a reading's options; kept afterwards, unless there was an error."""
         taken = self._take(reading)
         self._kept = None
         try:
@@ -238,8 +220,8 @@ class _Assignment:
         #: Whether the client has left a position: behind a damaged batch it takes other bytes for the next one.
         self._astray = False
 
-    def messages(self) -> Iterator[Messages | Unreadable]:
-        """Messages of the ranges, some at a time, and offsets that have none because their batch cannot be unpacked.
+    def messages(self) -> Iterator[Messages | pa.RecordBatch]:
+        """Messages of the ranges, some at a time, and rows of offsets that have none as their batch cannot be unpacked.
 
         Raises:
             ConflictError: the offsets are not in a partition any more.
@@ -256,9 +238,7 @@ class _Assignment:
         """Fetch these ranges from these offsets on, and nothing else."""
         partitions = [(self._ranges[number].partition, offset) for number, offset in places.items()]
         self._astray = False
-        self._opened.consumer.assign(
-            [TopicPartition(partition.topic, partition.number, offset) for partition, offset in partitions]
-        )
+        self._opened.consumer.assign([TopicPartition(p.topic, p.number, offset) for p, offset in partitions])
 
     def _until_damage(self) -> Iterator[Messages]:
         """Messages up to the ends of all ranges, or to a batch that cannot be unpacked; records of others may come later."""
@@ -278,7 +258,11 @@ class _Assignment:
     def _refuse_silence(self, last: float) -> None:
         memory = self._opened.memory
         if memory.refused or time.monotonic() - last > self._silence_s:
-            raise memory.explain(f"{_READING} of {self._missing()}: none came for {self._silence_s:g} s")
+            left = [
+                f"{self._ranges[n].partition} from {self._reached[n]} to {self._ends[n] - 1}" for n in sorted(self._waiting)
+            ]
+            said = f"{_READING} of {first_few(left, EXAMPLES, ', ')}: none came for {self._silence_s:g} s"
+            raise memory.explain(said)
 
     def _without_errors(self, consumed: Sequence[Message]) -> list[Message]:
         """The messages that are records, up to damage; notes it, and where partitions end; raises other errors."""
@@ -323,14 +307,23 @@ class _Assignment:
             raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
         return None
 
-    def _passed(self, damage: Damage) -> Unreadable:
-        """The range's offsets of a damaged batch, which are passed: up to the first offset that is none of it."""
+    def _passed(self, damage: Damage) -> pa.RecordBatch:
+        """A row for each offset of a damaged batch in its range: they are passed."""
         number = damage.number
         partition = self._ranges[number].partition
         begin = max(int(self._reached[number]), damage.offset)
-        end = first_outside(lambda offset: self._is_in(damage, offset), begin, int(self._ends[number]))
+        behind = range(begin + 1, int(self._ends[number]))
+        end = begin + 1 + bisect_left(behind, True, key=lambda offset: not self._is_in(damage, offset))
         self._reached[number] = end
-        return Unreadable(partition, begin, end, unreadable_batch(begin, end, damage.text))
+        detail = (
+            f"offsets {begin} to {end - 1} are of a batch that cannot be read ({damage.text}): it is damaged, or larger than "
+            "receive.message.max.bytes, which GAME_EVENTS_KAFKA_OPTIONS may set"
+        )
+        texts = {"topic": partition.topic, "topic_id": partition.topic_id, "reason": str(Reason.UNREADABLE), "detail": detail}
+        columns = {name: pa.repeat(pa.scalar(text, pa.string()), end - begin) for name, text in texts.items()}
+        columns["partition"] = pa.repeat(pa.scalar(partition.number, pa.int32()), end - begin)
+        columns["offset"] = pa.array(np.arange(begin, end, dtype=np.int64))
+        return columns_of(columns, end - begin)
 
     def _is_in(self, damage: Damage, offset: int) -> bool:
         """Whether what a partition has at an offset, or next behind it, is this batch."""
@@ -378,37 +371,7 @@ class _Assignment:
         if done:
             self._waiting.difference_update(done)
             partitions = [self._ranges[number].partition for number in done]
-            self._opened.consumer.incremental_unassign(
-                [TopicPartition(partition.topic, partition.number) for partition in partitions]
-            )
-
-    def _missing(self) -> str:
-        some = [f"{self._ranges[n].partition} from {self._reached[n]} to {self._ends[n] - 1}" for n in sorted(self._waiting)]
-        return first_few(some, EXAMPLES, ", ")
-
-
-def first_outside(inside: Callable[[int], bool], low: int, high: int) -> int:
-    """The first number behind `low`, at most `high`, that is not inside; those inside follow `low` without a gap."""
-    step = 1
-    while low + step < high and inside(low + step):
-        low += step
-        step *= 2
-    high = min(low + step, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if inside(middle):
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def unreadable_batch(begin: int, end: int, error: str) -> str:
-    """Detail of the records of a batch that cannot be unpacked."""
-    return (
-        f"offsets {begin} to {end - 1} are of a batch that cannot be read ({error}): it is damaged, or larger than "
-        "receive.message.max.bytes, which GAME_EVENTS_KAFKA_OPTIONS may set"
-    )
+            self._opened.consumer.incremental_unassign([TopicPartition(p.topic, p.number) for p in partitions])
 
 
 class MessageColumns:
@@ -418,12 +381,12 @@ class MessageColumns:
         self._most = max_record_bytes
         self._notes = notes
 
-    def batches(self, ranges: Sequence[Range], parts: Iterable[Messages | Unreadable]) -> Iterator[pa.RecordBatch]:
+    def batches(self, ranges: Sequence[Range], parts: Iterable[Messages | pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of `RECORD_SCHEMA`."""
         partitions = [r.partition for r in ranges]
         for some in parts:
-            if isinstance(some, Unreadable):
-                yield _unreadable(some)
+            if isinstance(some, pa.RecordBatch):
+                yield some
             else:
                 sizes = np.fromiter(map(len, some.records), np.int64, len(some.records))
                 for start, end in _parts(sizes):
@@ -432,11 +395,11 @@ class MessageColumns:
 
     def _batch(self, partitions: Sequence[Partition], messages: Messages, sizes: Integers) -> pa.RecordBatch:
         records = messages.records
-        numbers = messages.numbers
+        numbers = pa.array(messages.numbers)
         columns = {
-            "topic": _of_each(pa.array([partition.topic for partition in partitions]), numbers),
-            "topic_id": _of_each(pa.array([partition.topic_id for partition in partitions]), numbers),
-            "partition": _of_each(pa.array([partition.number for partition in partitions], pa.int32()), numbers),
+            "topic": pa.array([partition.topic for partition in partitions]).take(numbers),
+            "topic_id": pa.array([partition.topic_id for partition in partitions]).take(numbers),
+            "partition": pa.array([partition.number for partition in partitions], pa.int32()).take(numbers),
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(partitions, messages),
             "key": pa.array(list(map(Message.key, records)), pa.binary()),
@@ -501,26 +464,19 @@ class MessageColumns:
 
         `lost`: bytes of each value that were cut off already.
         """
-        sizes = RecordBytes(columns)
-        whole = sizes.all + lost
+        of_headers = header_bytes(columns["headers"])
+        whole = byte_lengths(columns["value"]) + byte_lengths(columns["key"]) + of_headers + lost
         large = whole > self._most
         if not large.any():
             return columns
         mask = pa.array(large)
         for name in ("value", "key"):
             columns[name] = pc.if_else(mask, pc.binary_slice(columns[name], 0, KEPT_BYTES), columns[name])
-        no_room = pa.array(large & (sizes.headers > min(self._most, KEPT_BYTES)))
+        no_room = pa.array(large & (of_headers > min(self._most, KEPT_BYTES)))
         columns["headers"] = pc.if_else(no_room, pa.scalar([], HEADERS), columns["headers"])
         details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(whole, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
-
-
-def _of_each(values: pa.Array, numbers: Integers) -> pa.Array:
-    """The value of each record's range; most often all records are of one."""
-    if (numbers == numbers[0]).all():
-        return pa.repeat(values[int(numbers[0])], len(numbers))
-    return values.take(pa.array(numbers))
 
 
 def _parts(sizes: Integers) -> list[tuple[int, int]]:
@@ -528,34 +484,6 @@ def _parts(sizes: Integers) -> list[tuple[int, int]]:
     ends = np.cumsum(sizes)
     cuts = (np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1).tolist() if ends[-1] > BATCH_BYTES else []
     return list(pairwise([0, *cuts, len(sizes)]))
-
-
-def _unreadable(damage: Unreadable) -> pa.RecordBatch:
-    """A row for each offset."""
-    partition = damage.partition
-    count = damage.end - damage.start
-    same = {"topic": partition.topic, "topic_id": partition.topic_id, "reason": str(Reason.UNREADABLE), "detail": damage.detail}
-    columns = {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in same.items()}
-    columns["partition"] = pa.repeat(pa.scalar(partition.number, pa.int32()), count)
-    columns["offset"] = pa.array(np.arange(damage.start, damage.end, dtype=np.int64))
-    return columns_of(columns, count)
-
-
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of about `BATCH_RECORDS` or `BATCH_BYTES`."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= BATCH_RECORDS or size >= BATCH_BYTES:
-            yield pa.concat_batches(waiting)
-            waiting = []
-            rows = 0
-            size = 0
-    if waiting:
-        yield pa.concat_batches(waiting)
 
 
 def _uncollected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

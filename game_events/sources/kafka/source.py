@@ -2,10 +2,6 @@
 
 Guarantee: a micro-batch is exactly the records with ``start <= offset < end`` of each partition that a committed reader may see
 (aborted transactions leave gaps in the offsets); reading it twice gives the same records.
-
-Metadata of topics from the broker: ids, partitions, offsets, leader epochs of records; failures as this project's errors.
-
-Each record keeps the epoch of the partition leader that wrote it.
 """
 
 import re
@@ -21,7 +17,6 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -34,11 +29,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from pyspark.sql import Column
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+from game_events.config.masking import value_of
+from game_events.config.network import is_loopback
+from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError, many
+from game_events.sources.factory import since
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, client_options, new_client, refuse_managed, with_file_contents
-from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, SILENCE_S, KafkaReading, planned_ranges
-from game_events.sources.rows import since
+from game_events.sources.kafka.reader import DEFAULTS, PARTITIONS_AT_ONCE, REQUIRED, SILENCE_S, KafkaReading, planned_ranges
 from game_events.sources.source import (
     KAFKA,
     REGISTRY,
@@ -53,25 +51,17 @@ from game_events.sources.source import (
 )
 
 TIMEOUT_S = 15.0
-
 #: Errors of a group's coordinator that is not there yet: a broker starts, or makes its topic of offsets at the first use.
 _COORDINATOR_STARTS = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
 )
-
 #: Seconds between two attempts meanwhile.
 COORDINATOR_PAUSE_S = 0.1
-
 #: Offsets read before the one whose epoch is asked for: the last ones may be transaction markers, which clients do not receive.
 LOOK_BACK = 32
-
 _EPOCHS = "reading the leader epochs of records"
-
-#: Splits of one request: a client fetches for all of them, also after the requested offsets.
-PARTITIONS_AT_ONCE = 64
-
 #: Of the consumer that reads epochs. No consumer group: nothing is committed or assigned. Uncommitted records count, too.
 _EPOCHS_CONSUMER = {
     "group.id": "game_events",
@@ -82,10 +72,18 @@ _EPOCHS_CONSUMER = {
     # Limits prefetching to one answer of the broker.
     "queued.min.messages": 1,
 }
+#: Port of a broker whose address has none.
+DEFAULT_PORT = "9092"
+#: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
+NO_ID = "A" * 22
+#: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
+#: and a graph that has to ask it cannot be loaded while it is down.
+BY_PATTERN = "topics_by_pattern"
+SUBJECTS_BY_PATTERN = "subjects_by_pattern"
 
 
 class KafkaAdmin:
-    """Reads topics' metadata; connects at the first call, and again after a failure."""
+    """Reads topics' ids, partitions, offsets and leader epochs; connects at the first call, and again after a failure."""
 
     def __init__(
         self,
@@ -96,10 +94,7 @@ class KafkaAdmin:
         consume: Callable[..., Consumer] = Consumer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s`: longest wait for one answer, by `clock` for records; None: `TIMEOUT_S`.
-
-        `connect`, `consume`: make a client, and a consumer, of its options.
-        """
+        """`timeout_s`: longest wait for one answer; None: `TIMEOUT_S`. `connect`, `consume`: make a client of its options."""
         self._connect = connect
         self._consume = consume
         self._clock = clock
@@ -132,62 +127,84 @@ class KafkaAdmin:
         self._seen.update(described)
         return described
 
-    def offset_ranges(self, partitions: Collection[Partition]) -> tuple[Offsets, Offsets, Offsets]:
+    def snapshot(self, partitions: Collection[Partition]) -> SourceSnapshot:
         """First offset, end of the committed ones, and leader epoch (if known) of each partition; raises as `describe`."""
         first = self._listed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         last = self._listed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        epochs = {partition: end.leader_epoch for partition, end in last.items() if end.leader_epoch is not None}
-        return _offsets(first), _offsets(last), epochs
+        earliest = {partition: result.offset for partition, result in first.items()}
+        latest = {partition: result.offset for partition, result in last.items()}
+        epochs = {partition: result.leader_epoch for partition, result in last.items() if result.leader_epoch is not None}
+        return SourceSnapshot(earliest, latest, epochs=epochs)
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
         """Partition -> first offset of a record not older than a time; partitions without such a record are left out."""
-        since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        first = _offsets(self._listed(partitions, since))
-        return {partition: offset for partition, offset in first.items() if offset >= 0}
+        first = self._listed(partitions, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
+        return {partition: result.offset for partition, result in first.items() if result.offset >= 0}
 
     def epochs_before(self, offsets: Offsets, earliest: Offsets) -> Offsets:
         """Partition -> epoch of the last record before an offset; partitions without a record right before it are left out.
 
-        `earliest`: partition -> first offset that still exists. `PARTITIONS_AT_ONCE` partitions share one wait, the
-        longest for an answer. Raises ConfigurationError or TransientError if the broker refuses or does not answer.
+        `earliest`: partition -> first offset that still exists. Raises as `describe`.
         """
         first = {partition: max(earliest.get(partition, 0), offset - LOOK_BACK) for partition, offset in offsets.items()}
         asked = [partition for partition, offset in offsets.items() if first[partition] < offset]
-        epochs: Offsets = {}
         if not asked:
-            return epochs
+            return {}
+        epochs: Offsets = {}
         memory = CauseMemory(self.servers)
         consumer = new_client(self._consume, client_options(self._settings, {}) | _EPOCHS_CONSUMER | {"error_cb": memory})
         try:
             for start in range(0, len(asked), PARTITIONS_AT_ONCE):
                 group = asked[start : start + PARTITIONS_AT_ONCE]
                 consumer.assign([TopicPartition(partition.topic, partition.number, first[partition]) for partition in group])
-                deadline = self._clock() + self.timeout_s
-                epochs |= _epochs(
-                    consumer, {partition: offsets[partition] for partition in group}, self._clock, deadline, memory
-                )
+                epochs |= self._read_epochs(consumer, {partition: offsets[partition] for partition in group}, memory)
         except KafkaException as error:
             raise memory.explain(_EPOCHS, error.args[0]) from error
         finally:
             consumer.close()
         return epochs
 
+    def _read_epochs(self, consumer: Consumer, offsets: Offsets, memory: CauseMemory) -> Offsets:
+        """Epochs for the partitions assigned to a consumer; the wait for all of them is the longest for one answer."""
+        deadline = self._clock() + self.timeout_s
+        left = {(partition.topic, partition.number): partition for partition in offsets}
+        epochs: Offsets = {}
+        while left:
+            message = consumer.poll(max(0.0, deadline - self._clock()))
+            if message is None:
+                raise memory.explain(_EPOCHS)
+            partition = left.get((str(message.topic()), int(message.partition() or 0)))
+            if partition is None:  # a finished partition; or an error of the group, which this login may not use
+                continue
+            error = message.error()
+            if error is not None and error.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+                raise memory.explain(_EPOCHS, error)
+            end = offsets[partition]
+            offset = int(message.offset() or 0)
+            is_before = error is None and offset < end
+            epoch = message.leader_epoch() if is_before else None
+            if epoch is not None:
+                epochs[partition] = epoch
+            if not is_before or offset == end - 1:
+                del left[partition.topic, partition.number]
+                consumer.pause([TopicPartition(partition.topic, partition.number)])
+        return epochs
+
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
-        partitions = [
-            TopicPartition(partition.topic, partition.number, offset) for partition, offset in sorted(offsets.items())
-        ]
+        partitions = [TopicPartition(partition.topic, partition.number, end) for partition, end in sorted(offsets.items())]
         asked = [ConsumerGroupTopicPartitions(group, partitions)]
-        timeout_s = self.timeout_s
         attempts = Retrying(
-            retry=retry_if_exception(_waits_for_coordinator),
+            retry=retry_if_exception(
+                lambda error: isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_STARTS
+            ),
             wait=wait_fixed(COORDINATOR_PAUSE_S),
-            stop=stop_after_delay(timeout_s),
+            stop=stop_after_delay(self.timeout_s),
             reraise=True,
         )
 
         def commit(admin: AdminClient) -> dict[Any, Any]:
-            return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=timeout_s), 2 * timeout_s)
+            return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=self.timeout_s), 2 * self.timeout_s)
 
         answers = self._ask(lambda admin: attempts(commit, admin))
         refused = [p.error for answer in answers.values() for p in answer.topic_partitions if p.error is not None]
@@ -199,10 +216,8 @@ class KafkaAdmin:
         if not partitions:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in partitions), spec)
-        committed = IsolationLevel.READ_COMMITTED
-        listed = self._answers(
-            lambda admin: admin.list_offsets(asked, isolation_level=committed, request_timeout=self.timeout_s)
-        )
+        limits = {"isolation_level": IsolationLevel.READ_COMMITTED, "request_timeout": self.timeout_s}
+        listed = self._answers(lambda admin: admin.list_offsets(asked, **limits))
         answers = {(key.topic, key.partition): result for key, result in listed.items()}
         missing = sorted({topic for topic, number in partitions if (topic, number) not in answers})
         if missing:
@@ -229,7 +244,7 @@ class KafkaAdmin:
         if admin is None:
             admin = new_client(self._connect, client_options(self._settings, {}) | {"error_cb": memory})
         self._admin = None  # not used again after a failure
-        what = f"reading topic {self._settings.source_name}"
+        what = f"reading topic {KafkaSource.name(self._settings)}"
         try:
             answers: dict[Any, Any] = ask(admin)
         except KafkaException as error:
@@ -240,14 +255,6 @@ class KafkaAdmin:
             raise memory.explain(what) from error
         self._admin = admin
         return answers
-
-
-def _waits_for_coordinator(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_STARTS
-
-
-def _offsets(listed: Mapping[Partition, ListOffsetsResultInfo]) -> Offsets:
-    return {partition: result.offset for partition, result in listed.items()}
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
@@ -261,54 +268,6 @@ def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, An
     return results
 
 
-def _is_record(message: Message, memory: CauseMemory) -> bool:
-    """Whether a message is a record; else the partition has no more of them. Raises the error that another answer is."""
-    failure = message.error()
-    if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-        raise memory.explain(_EPOCHS, failure)
-    return failure is None
-
-
-def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], deadline: float, memory: CauseMemory) -> Offsets:
-    """Epochs for the partitions assigned to a consumer, read before the deadline of that clock."""
-    open_: dict[tuple[str | None, int | None], Partition] = {
-        (partition.topic, partition.number): partition for partition in offsets
-    }
-    epochs: Offsets = {}
-    while open_:
-        message = consumer.poll(max(0.0, deadline - clock()))
-        if message is None:
-            raise memory.explain(_EPOCHS)
-        partition = open_.get((message.topic(), message.partition()))
-        if partition is None:  # a finished partition; or an error of the group, which this login may not use
-            continue
-        is_record = _is_record(message, memory)
-        end = offsets[partition]
-        offset = int(message.offset() or 0)
-        is_before = is_record and offset < end
-        epoch = message.leader_epoch() if is_before else None
-        if epoch is not None:
-            epochs[partition] = epoch
-        if not is_before or offset == end - 1:
-            del open_[partition.topic, partition.number]
-            consumer.pause([TopicPartition(partition.topic, partition.number)])
-    return epochs
-
-
-#: Port of a broker whose address has none.
-DEFAULT_PORT = "9092"
-
-#: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
-NO_ID = "A" * 22
-
-
-#: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
-#: and a graph that has to ask it cannot be loaded while it is down.
-BY_PATTERN = "topics_by_pattern"
-
-SUBJECTS_BY_PATTERN = "subjects_by_pattern"
-
-
 class KafkaSource(Source):
     """Reads topics' metadata in the driver; Spark's workers read the records."""
 
@@ -319,10 +278,9 @@ class KafkaSource(Source):
 
     def __init__(self, context: SourceContext, admin: KafkaAdmin | None = None) -> None:
         """Connects at the first call; raises as `refuse_managed`; `admin` reads the topics' metadata."""
-        settings = context.settings
+        self._settings = settings = context.settings
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
-        self._settings = settings
         self.admin = admin or KafkaAdmin(settings, context.timeout_s)
         #: partition -> request (offset, leader epoch) and answer
         self._written: dict[Partition, tuple[tuple[int, ...], int | None]] = {}
@@ -334,21 +292,19 @@ class KafkaSource(Source):
             ConfigurationError: no such topic or partition; it has no id; or the broker refuses the login.
             TransientError: the broker does not answer or does not know a topic (any more); or no topic matches the pattern yet.
         """
-        earliest, latest, epochs = self.admin.offset_ranges(self._partitions())
-        return SourceSnapshot(earliest, latest, epochs=epochs)
+        partitions = []
+        for name, description in sorted(self._described().items()):
+            partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
+        return self.admin.snapshot(self._assigned(partitions))
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
-        """See `Source.offsets_at`; raises as `snapshot`."""
+        """Raises as `snapshot`."""
         return self.admin.offsets_at(partitions, when)
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:
         """Partition -> epoch of the leader that wrote the last record before it; cached by leader; raises as `snapshot`."""
         asked = {partition: (offset, now.epochs.get(partition, 0)) for partition, offset in offsets.items()}
-        new = {
-            partition: offset
-            for partition, offset in offsets.items()
-            if self._written.get(partition, ((), None))[0] != asked[partition]
-        }
+        new = {p: offset for p, offset in offsets.items() if self._written.get(p, ((), None))[0] != asked[p]}
         epochs = self.admin.epochs_before(new, now.earliest)
         self._written |= {partition: (asked[partition], epochs.get(partition)) for partition in new}
         return {partition: epoch for partition in offsets if (epoch := self._written[partition][1]) is not None}
@@ -396,6 +352,27 @@ class KafkaSource(Source):
         return f"{self.servers}: {'; '.join(parts)}"
 
     @classmethod
+    def name(cls, settings: Settings) -> str:
+        """The topics, or their pattern."""
+        pattern = settings.kafka_topic_pattern
+        return ", ".join(settings.kafka_topics) if pattern is None else f"topics like {pattern}"
+
+    @classmethod
+    def holder(cls, settings: Settings) -> str:  # noqa: ARG003
+        """Kafka, which may have lost a topic."""
+        return "Kafka"
+
+    @classmethod
+    def unencrypted(cls, settings: Settings) -> list[str]:
+        """Whether Kafka's login goes to another machine without encryption."""
+        protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
+        brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
+        if protocol.upper() != "SASL_PLAINTEXT" or all(map(is_loopback, brokers)):
+            return []
+        where = "GAME_EVENTS_KAFKA_OPTIONS has security.protocol=SASL_PLAINTEXT"
+        return [f"{where}: Kafka's login can be read on the way; use SASL_SSL"]
+
+    @classmethod
     def address(cls, settings: Settings, topic: str) -> str:
         """With the first broker."""
         broker = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
@@ -435,13 +412,6 @@ class KafkaSource(Source):
         now = self.admin.describe({partition.topic for partition in batch.end})
         other = sorted({partition.topic for partition in batch.end if str(now[partition.topic].topic_id) != partition.topic_id})
         return f"topic {', '.join(other)} was deleted and made again while it was read" if other else None
-
-    def _partitions(self) -> list[Partition]:
-        """The partitions that the settings name, of topics with an id; raises as `snapshot`."""
-        partitions = []
-        for name, description in sorted(self._described().items()):
-            partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
-        return self._assigned(partitions)
 
     def _described(self) -> Mapping[str, TopicDescription]:
         """The topics that the settings name, each with an id."""

@@ -59,7 +59,7 @@ def test_a_micro_batch_of_many_partitions_is_read_once_in_any_division_into_task
     whole = source.reading(replace(part, start=start))
     wanted = [(p, n) for p in range(100) for n in range(p % 7, 30)]
     for size in (10**6, 1_000, 17):
-        found = rows_of(replace(whole, ranges=planned_ranges(start, part.end, size)))
+        found = rows_of(replace(whole, parts=planned_ranges(start, part.end, size)))
         assert places(found) == wanted
         assert [tuple(map(int, row["value"].split()[:2])) for row in found] == wanted
 

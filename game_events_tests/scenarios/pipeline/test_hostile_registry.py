@@ -9,10 +9,10 @@ from typing import Any
 from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.orchestration.sensors import MAX_DIFFS, changes_by_version
 from game_events.pipeline.runs.preflight import environment_checks, run_checks
 from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.catalog.schema_history import SchemaHistory, origins
+from game_events.plugins.catalog.schema_versions import MAX_DIFFS, changes_by_version
 from game_events.schema_registry import SchemaRegistry
 from game_events_tests.support.decoding.format_helpers import framed
 from game_events_tests.support.decoding.hostile_schemas import BAD, ODD, commands

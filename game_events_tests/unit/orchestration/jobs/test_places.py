@@ -9,7 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
 from game_events.orchestration.jobs import allow_here, check_place
-from game_events.plugins.files import job as archiving
+from game_events.plugins.files import archive as archiving
 
 
 def refused(place, *allowed):

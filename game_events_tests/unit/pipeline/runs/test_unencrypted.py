@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.config.network import unencrypted
 from game_events.config.settings import load_settings
 from game_events.pipeline.runs.preflight import environment_checks
+from game_events.sources.factory import unencrypted
 
 LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "planted-1"}
 

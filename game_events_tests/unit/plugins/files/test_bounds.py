@@ -22,10 +22,11 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.files.location import LINK, MAX_DEPTH, NotAFileError, SourceLocation
-from game_events.plugins.files.schemas import FileSchemas
-from game_events.plugins.files.source import FileSource
+from game_events.plugins.files.readers import FileReading
+from game_events.plugins.files.records import FilePart, marked_records
+from game_events.plugins.files.source import FileSchemas, FileSource
 from game_events.schema_registry import RegistrySchema
-from game_events.sources.source import SourceContext
+from game_events.sources.source import BATCH_BYTES, ReadNotes, SourceContext
 from game_events_tests.support.worlds.file_samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.unit.plugins.files.test_reader import KINDS, PLENTY, Read
 
@@ -168,7 +169,7 @@ def test_a_parquet_file_that_unpacks_to_more_than_fits_into_memory_is_read_in_sm
     files = put(tmp_path, "a.parquet", body), put(tmp_path, "b.parquet", parquet(range(3)))
     read = Read(tmp_path, *files, bounds=replace(PLENTY, memory=64 * 2**20, batch=2**23))
     assert sorted(read.rows) == [*((0, n) for n in range(150)), *((1, n) for n in range(3))]
-    assert max(batch.nbytes for batch in read.batches) < 40_000_000
+    assert max(batch.nbytes for batch in read.batches) < BATCH_BYTES + 2**23
 
 
 def test_a_row_that_does_not_fit_into_memory_at_all_is_what_is_left_of_its_row_group(tmp_path: Path) -> None:
@@ -368,17 +369,14 @@ class Registry:
 
 
 def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
-    from game_events.plugins.files.location import marked_records  # noqa: PLC0415
-    from game_events.plugins.files.readers import FileReader, FileReading  # noqa: PLC0415
-    from game_events.plugins.files.records import FilePart  # noqa: PLC0415
-
     path = tmp_path / "a.parquet"
     brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))
     pq.write_table(marked_records([brought]).empty_table(), path)
-    reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY))
-    (batch,) = reader.batches([FilePart(0, str(path), path.stat().st_size, 5, "log")])
+    file = FilePart(0, str(path), path.stat().st_size, 5, "log")
+    notes = ReadNotes()
+    (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, parts=[[file]]).batches(0, notes)
     assert batch.column("reason").to_pylist() == ["UNREADABLE_FILE"]
-    assert reader.notes.schemas == {}
+    assert notes.schemas == {}
 
 
 def test_what_a_file_says_of_a_registrys_id_never_wins_over_the_registry() -> None:

@@ -22,9 +22,10 @@ from game_events.decoding.frame import RegistrySchema, schema_guid
 from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, schema_text, stored
 from game_events.plugins.files import avro_container
 from game_events.plugins.files import records as rows
-from game_events.plugins.files.location import RECORDS, SourceLocation, marked_records
-from game_events.plugins.files.readers import FileReader, FileReading, format_of
-from game_events.plugins.files.records import FileLimits, NamedSchema, identity_bytes
+from game_events.plugins.files.location import SourceLocation
+from game_events.plugins.files.readers import FileReading, format_of
+from game_events.plugins.files.records import FileLimits, NamedSchema, identity_bytes, marked_records
+from game_events.sources.source import RAW_SCHEMA, ReadNotes, joined
 from game_events_tests.support.worlds.file_samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 
 
@@ -53,19 +54,19 @@ class Read:
         parts: int = 1,
         bounds: FileLimits = PLENTY,
     ):
-        reading = FileReading(SourceLocation(str(folder)), "log", bounds, schema=schema, framed=framed)
-        reader = FileReader(pickle.loads(pickle.dumps(reading)))  # noqa: S301 - our own bytes
         files = [
             rows.FilePart(n, str(p), p.stat().st_size, 5, "log", part, parts)
             for n, p in enumerate(paths)
             for part in range(parts)
         ]
-        self.batches = list(reader.batches(files))
+        reading = FileReading(SourceLocation(str(folder)), bounds, schema=schema, framed=framed, parts=[files])
+        notes = ReadNotes()
+        self.batches = list(pickle.loads(pickle.dumps(reading)).batches(0, notes))  # noqa: S301 - our own bytes
         self.rows: dict[tuple[int, int], dict[str, object]] = {}
         self.refused: dict[tuple[int, int], str] = {}
         self.bad: dict[tuple[int, int], str] = {}
         self.large: dict[tuple[int, int], str] = {}
-        known = dict(reader.notes.schemas) | ({schema.schema.schema_id: schema.schema} if schema is not None else {})
+        known = dict(notes.schemas) | ({schema.schema.schema_id: schema.schema} if schema is not None else {})
         compiled = {i: compile_schema(s) for i, s in known.items()}
         types = {(i, (1,) if s.format == "PROTOBUF" else ()) for i, s in known.items()}
         columns = ColumnMap()
@@ -251,10 +252,11 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
 
 def test_a_file_that_is_gone_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
-    reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
+    files = [[rows.FilePart(0, str(file), 1, 1, "log")]]
+    reading = FileReading(SourceLocation(str(tmp_path)), PLENTY, schema=KINDS["jsonl"], parts=files)
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        list(reader.batches([rows.FilePart(0, str(file), 1, 1, "log")]))
+        list(reading.batches(0, ReadNotes()))
 
 
 def test_types_of_parquet_columns_become_those_that_bronze_stores() -> None:
@@ -339,19 +341,20 @@ def avro_container_file(schema: dict[str, object], records: list[dict[str, objec
 def test_small_batches_are_put_together_and_no_row_is_lost() -> None:
     file = rows.FilePart(3, "p", 1, 1, "log")
     batches = [rows.unreadable(file, n, "d") for n in range(5)]
-    assert [len(b) for b in rows.coalesced(batches)] == [5]
+    other = batches[0].select(["topic"])
+    assert [len(b) for b in joined([*batches, other, other, *batches])] == [5, 2, 5]
 
 
 def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp_path: Path) -> None:
     """Else records come twice: from files that a crash has left there, from files that somebody joined."""
     record = {"topic": "t", "topic_id": "i", "partition": 1, "offset": 7, "value": b"v"}
-    for name, schema in (("own", marked_records([])), ("joined", RECORDS)):
+    for name, schema in (("own", marked_records([])), ("joined", RAW_SCHEMA)):
         pq.write_table(pa.Table.from_pylist([record], schema=schema), tmp_path / f"{name}.parquet")
 
     def read(name: str, *, archive: bool) -> dict[str, object]:
         path = tmp_path / f"{name}.parquet"
-        reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY, archive=archive))
-        (batch,) = reader.batches([rows.FilePart(0, str(path), path.stat().st_size, 5, "log")])
+        files = [[rows.FilePart(0, str(path), path.stat().st_size, 5, "log")]]
+        (batch,) = FileReading(SourceLocation(str(tmp_path)), PLENTY, archive=archive, parts=files).batches(0, ReadNotes())
         (row,) = batch.to_pylist()
         return row
 

@@ -83,7 +83,7 @@ def test_workers_get_a_clients_options_that_users_may_replace_but_not_those_that
     assert (found.options["fetch.max.bytes"], found.options["ssl.key.password"]) == ("1000000", "secret")
     assert found.options["fetch.wait.max.ms"] == DEFAULTS["fetch.wait.max.ms"]
     assert {name: found.options[name] for name in REQUIRED} == REQUIRED
-    assert found.ranges == [[Range(split, 3, 9)]]
+    assert found.parts == [[Range(split, 3, 9)]]
     assert "secret" not in repr(found)
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own bytes
 
