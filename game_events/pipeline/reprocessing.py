@@ -3,9 +3,8 @@
 Replay: rows of `quarantine_events` that can be decoded now are appended to `bronze_events`, as a new batch.
 
 Guarantee: a replayed row is in bronze once, through any crash and beside concurrent runs; its row of quarantine stays, with the
-time and the batch of the replay. Bronze's commit is the decision: it has the rows and the number of the replay (`txn`
-``replay``). A second commit marks the rows of quarantine; a replay first completes the marks of the last one, so at most one
-replay is without its marks.
+time and the batch of the replay. Bronze's commit is the decision. A second commit marks the rows of quarantine; a replay first
+completes the marks of the last one, so at most one replay is without its marks (`quarantine.complete_quarantine`).
 
 Redecode: bronze's decoded columns are rebuilt from its raw values, without Kafka, in one atomic commit.
 
@@ -32,7 +31,7 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Landed, commit, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.commit import commit, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.history import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
@@ -40,20 +39,19 @@ from game_events.lakehouse.data.columns import (
     COORDINATES,
     FIRST_MESSAGE,
     OWN_COLUMNS,
-    QUARANTINE_COLUMNS,
     SCHEMA_COLUMNS,
     column_map,
 )
 from game_events.lakehouse.data.reading import may_hold, read_arrow, row_count
 from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.tables import Layer, add_actions, names_of
+from game_events.lakehouse.tables import Layer, add_actions, names_of, paths, table_id
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.staging import run_decode_job
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.hooks import erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
-from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
+from game_events.pipeline.quarantine import complete_quarantine, intact_tables, is_finished, is_noted, quarantine_rows
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
@@ -89,11 +87,14 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
 
 @retry_on_conflict()
 def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
-    tables = _settled_tables(pipeline, report)
-    if tables is None:
+    complete_quarantine(pipeline, report)
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
+    if bronze is None or quarantine is None:
         return Replayed()
-    bronze, quarantine = tables
-    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    # Else bronze may have rows that quarantine still has, or that are not marked in it yet.
+    if not (is_finished(bronze, quarantine) and is_noted(bronze, quarantine)):
+        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh or replay is not finished yet")
+    pipeline.quarantine.writable(quarantine, replaced=True)  # its rows are marked after bronze's commit
     batch = counter(bronze, Txn.BATCH) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
@@ -102,15 +103,6 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     report.add(BronzeResult(suppressed=erase_rejected(pipeline, staged.suppressed_records)))
     if not staged.bronze:
         return Replayed(0, staged.reasons)
-    rows = _commit(pipeline, report, bronze, staged, batch)
-    note_replay(pipeline)
-    failpoints.reach("replay_noted")
-    log.info("replayed_rows=%d batch=%d left=%s", rows, batch, dict(staged.reasons))
-    return Replayed(rows, staged.reasons)
-
-
-def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StagedRows, batch: int) -> int:
-    """Append the staged rows to bronze, and report them; returns their number."""
     archive_schemas(pipeline, report, staged)
     expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | erasure_fence(bronze)
     info = batch_info(batch, sum(f.rows for f in staged.bronze)) | {"replay_of": pipeline.quarantine.name}
@@ -119,15 +111,17 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     failpoints.reach("replay_committed")
     report.add(BronzeResult(nulled=staged.nulled))
     report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
-    return landed.rows
+    complete_quarantine(pipeline, report)
+    failpoints.reach("replay_noted")
+    log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
+    return Replayed(landed.rows, staged.reasons)
 
 
 def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StagedRows:
     """Decode the selected rows that bronze lacks; commits nothing."""
-    quarantined = read_table(pipeline.spark, quarantine)
-    waiting = quarantined.where(_condition(selection, str(bronze.metadata().id)))
+    waiting = quarantine_rows(pipeline, paths(quarantine)).where(_condition(selection, table_id(bronze)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
     keep_raw = pipeline.settings.keep_raw == "all"
     kept_out = record_filter(pipeline, bronze)
@@ -137,7 +131,7 @@ def _stage(
         return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)[1]
 
 
-def _condition(selection: ReplaySelection, bronze_id: str) -> Column:
+def _condition(selection: ReplaySelection, bronze_id: str | None) -> Column:
     """The condition for undecodable rows of quarantine."""
     waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
     chosen = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
@@ -166,27 +160,8 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
     if not twice:
         return waiting
-    here = pipeline.quarantine.name
-    there_too = pipeline.bronze.name
-    report.warn(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    report.warn(f"{twice:,} rows of {pipeline.quarantine.name} are in {pipeline.bronze.name} already: they are not added again")
     return waiting.join(there, list(COORDINATES), "left_anti")
-
-
-def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
-    """Bronze and quarantine, interrupted work on both completed; None without one; ConflictError if a run has begun more."""
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
-    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
-    if bronze is None or quarantine is None:
-        return None
-    if not is_finished(bronze, quarantine):
-        # Bronze may have the rows that quarantine still has.
-        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh of bronze is not finished yet")
-    if not is_noted(bronze, quarantine):
-        # The replayed rows are not marked yet: they would be in bronze twice.
-        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent replay is not noted yet")
-    # Its rows are marked after bronze's commit.
-    return bronze, pipeline.quarantine.writable(quarantine, replaced=True)
 
 
 #: Reason of rows that keep their columns because bronze was written with `keep_raw: failures`.
@@ -217,20 +192,29 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     if handle is None or not row_count(handle):
         return Redecoded()
     pipeline.bronze.writable(handle, replaced=True)
-    before = {f.name for f in handle.schema().fields}
+    before = names_of(handle)
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage_redecoded(pipeline, handle)
     failpoints.reach("redecode_staged")
     info = {"redecode": "all decoded columns rebuilt from raw values"}
     if staged.suppressed:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
-    landed, schema = _commit_redecoded(pipeline, handle, staged, info)
+    batch = counter(handle, Txn.BATCH)
+    expected = erasure_fence(handle) | txns(handle, [Txn.REDECODE]) | {Txn.BATCH: batch}
+    # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
+    advance: dict[str, int] = {Txn.REDECODE: counter(handle, Txn.REDECODE) + 1, Txn.BATCH: batch}
+    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)
+    try:
+        landed = commit(plan)
+    except ConflictError as error:
+        advice = "Nothing was changed: run `game-events redecode` again while no run is under way"
+        raise ConflictError(f"{error}. {advice}") from None
     failpoints.reach("redecode_committed")
     report.add(BronzeResult(nulled=staged.nulled))
-    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, counter(handle, Txn.BATCH), known_columns=before)
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, plan.schema, batch, known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
-    new_columns = [name for name in schema.names if name not in before]
+    new_columns = [name for name in plan.schema.names if name not in before]
     return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
@@ -249,24 +233,6 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
         discard(pipeline.bronze, staged.bronze)
         raise DataError(f"redecode wrote {written} rows of {total}: nothing was committed; please report this")
     return staged
-
-
-def _commit_redecoded(
-    pipeline: Pipeline, handle: DeltaTable, staged: StagedRows, info: dict[str, str]
-) -> tuple[Landed, pa.Schema]:
-    """Replace bronze's files by the staged ones."""
-    batch = counter(handle, Txn.BATCH)
-    count = handle.transaction_version(Txn.REDECODE)
-    expected = erasure_fence(handle) | {Txn.BATCH: batch, Txn.REDECODE: count}
-    # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
-    advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
-    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)
-    try:
-        return commit(plan), plan.schema
-    except ConflictError as error:
-        raise ConflictError(
-            f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
-        ) from None
 
 
 def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
@@ -290,7 +256,7 @@ IDS_ASKED = 200
 
 def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     """Complete an interrupted replay, then replay what is due; reads two table logs if quarantine has no such rows."""
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
     quarantine = pipeline.open_quarantine()
     bronze = pipeline.open_bronze()
     if quarantine is None or bronze is None:

@@ -38,7 +38,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity
-from game_events.pipeline.quarantine import finish_reset, intact_tables
+from game_events.pipeline.quarantine import complete_quarantine, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.sources.source import Gap, MicroBatch, SourceSnapshot
@@ -96,7 +96,7 @@ def _prepare(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None
     """Create bronze if there is none, finish what an earlier run began, and ask the registry for the subjects' versions."""
     if intact_tables(pipeline, report) is None:
         _create(pipeline, now, report)
-    finish_reset(pipeline, report)
+    complete_quarantine(pipeline, report)
     for subject in pipeline.source.subjects(now.latest):
         pipeline.catalog.ids_of(subject)
 
