@@ -47,9 +47,8 @@ from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.offsets import ERASED_BY_BATCH, ERASED_ROWS
 from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.governance.erase_worker import RECORDS, EraseTask, PeopleToErase, ScannedFile
 from game_events.plugins.governance.erased_people import add_records
-from game_events.plugins.governance.filter_worker import Record
+from game_events.plugins.governance.workers import RECORDS, EraseTask, PeopleToErase, Record, ScannedFile
 from game_events.workers.job import Result, WorkerJob
 
 #: Files up to which the driver scans them itself: a Spark job costs more.
@@ -63,8 +62,6 @@ STAGED_S = 3_600
 
 #: Digits of the version in a log file's name.
 _DIGITS = 20
-
-_NO_MORE: Mapping[str, Any] = {}
 
 
 @dataclass
@@ -213,15 +210,14 @@ def without(
     hits: Sequence[ScannedFile],
     run_id: str,
     *,
-    expect_transactions: Mapping[str, int | None] = _NO_MORE,
-    set_transactions: Mapping[str, int] = _NO_MORE,
-    info: Mapping[str, str] = _NO_MORE,
+    expect_transactions: Mapping[str, int | None] = {},
+    set_transactions: Mapping[str, int] = {},
+    info: Mapping[str, str] = {},
 ) -> Commit:
-    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
+    """The commit that replaces files with rows to erase by their copies, and increments the table's `erasures`.
 
-    `hits`: files with rows to erase. `expect_transactions`, `set_transactions`, `info`: beside those of each erasure.
+    `expect_transactions`, `set_transactions`, `info`: beside those of each erasure.
     """
-    rows = sum(file.rows for file in hits)
     return Commit(
         table,
         pa.schema([]),  # no file has a column that the table lacks
@@ -230,8 +226,12 @@ def without(
         set_transactions={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **set_transactions},
         table_id=table_id(handle),
         rewritten=frozenset(file.path for file in hits),
-        info={"erasure": "rows of erased people", ERASED_ROWS: str(rows), "run_id": run_id, **info},
+        info={"erasure": "rows of erased people", ERASED_ROWS: str(_rows(hits)), "run_id": run_id, **info},
     )
+
+
+def _rows(hits: Iterable[ScannedFile]) -> int:
+    return sum(file.rows for file in hits)
 
 
 def find_erased_rows(state: ErasureState, bronze: DeltaTable) -> None:
@@ -264,7 +264,7 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     hits = [file for file in scan_files(pipeline, people, files, rewrite=True) if file.rows]
     if hits:
         commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
-    return sum(file.rows for file in hits)
+    return _rows(hits)
 
 
 def erase_events(state: ErasureState) -> bool:
@@ -281,7 +281,10 @@ def erase_events(state: ErasureState) -> bool:
         for name, files in hits.items():
             state.erased(name, files)
         return False
-    games = _games_to_commit(state, tables, hits)
+    of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
+    names = {game: silver_name(game) for game in state.pipeline.lakehouse.games()}
+    # Those of erased records without a match in silver, too: a run may be about to commit one.
+    games = {game for game, name in names.items() if name in hits or (game in of_records and name in tables)}
     if not hits and not games:
         return False
     failpoints.reach("erase_staged")
@@ -311,17 +314,6 @@ def _scan_events(state: ErasureState, bronze: DeltaTable) -> tuple[dict[str, Del
         tables[QUARANTINE] = pipeline.quarantine.writable(quarantine, replaced=True)
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
     return tables, hits | state.scan(tables)
-
-
-def _games_to_commit(state: ErasureState, tables: Mapping[str, DeltaTable], hits: Mapping[str, list[ScannedFile]]) -> set[str]:
-    """Games of which silver has matches, and those of the erased records without one: a run may be about to commit one."""
-    of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
-    games = set()
-    for game in state.pipeline.lakehouse.games():
-        name = silver_name(game)
-        if name in hits or (game in of_records and name in tables):
-            games.add(game)
-    return games
 
 
 def _to_rewrite(table: Table) -> DeltaTable | None:
@@ -405,7 +397,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
         advance[identity.app] = taken
     is_counted = state.done_before is not None and identity.erased(handle) >= state.done_before > 0 and not hits
     if not is_counted:
-        advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(file.rows for file in hits))
+        advance |= _counters(state, handle, identity.taken(handle) or 0, game, _rows(hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
     return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
@@ -451,21 +443,19 @@ def remove_old_files(pipeline: Pipeline, result: Erasure, people: PeopleToErase)
     handles = {name: handle for name in lakehouse.names() if (handle := lakehouse.table(name).open_to_read()) is not None}
     pipeline.on_progress(f"erasure: older files of {len(handles)} tables")
     # Bronze first: its rows lead to those of quarantine, and of silver with another id.
-    bronze = {BRONZE: handles[BRONZE]} if BRONZE in handles else {}
-    in_bronze = _search(pipeline, people, bronze)
-    people = people.with_records(file.records for file in in_bronze)
-    others = {name: handle for name, handle in handles.items() if _is_searched(name, handle, people)}
-    _remove(pipeline, result, others, _search(pipeline, people, others))
-    _remove(pipeline, result, bronze, in_bronze)
+    of_bronze = _search(pipeline, people, {name: handle for name, handle in handles.items() if name == BRONZE})
+    people = people.with_records(file.records for file in of_bronze)
+    with_rows = {
+        name: handle
+        for name, handle in handles.items()
+        if name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, people.key))
+    }
+    _remove(pipeline, result, handles, _search(pipeline, people, with_rows))
+    _remove(pipeline, result, handles, of_bronze)
     for name, handle in handles.items():
         if _clean_log(lakehouse.table(name), handle, people):
             result.cleaned_logs.append(lakehouse.table(name).name)
     result.vacuumed = True
-
-
-def _is_searched(name: str, handle: DeltaTable, people: PeopleToErase) -> bool:
-    """Whether it is a table after bronze with files that may have rows of these people."""
-    return name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, people.key))
 
 
 def old_files(table: Table, handle: DeltaTable) -> list[str]:
@@ -532,17 +522,14 @@ def _clean_log(table: Table, handle: DeltaTable, people: PeopleToErase) -> bool:
 
 
 def _names_one(system: FileSystem, path: str, people: PeopleToErase) -> bool:
-    """Whether a log file has an id in a file's statistics."""
-    return any(is_person(column, people.key) and str(value) in people.ids for column, value in _bounds(system, path))
-
-
-def _bounds(system: FileSystem, path: str) -> Iterator[tuple[str, Any]]:
-    """(column, minimum or maximum) of the files that a log file adds; empty if maintenance has deleted it."""
+    """Whether a log file has an id in a file's statistics; it has none if maintenance has deleted it."""
     with suppress(FileNotFoundError):
         for add in _added(system, path):
             for stats in (json.loads(add.get("stats") or "{}"), add.get("stats_parsed") or {}):
-                yield from (stats.get("minValues") or {}).items()
-                yield from (stats.get("maxValues") or {}).items()
+                bounds = [*(stats.get("minValues") or {}).items(), *(stats.get("maxValues") or {}).items()]
+                if any(is_person(column, people.key) and str(value) in people.ids for column, value in bounds):
+                    return True
+    return False
 
 
 def _added(system: FileSystem, path: str) -> list[Mapping[str, Any]]:

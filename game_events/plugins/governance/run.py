@@ -34,7 +34,7 @@ from game_events.lakehouse.tables import (
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.quarantine import finish_reset, intact_tables, note_replay
+from game_events.pipeline.quarantine import complete_quarantine, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.governance.commits import (
@@ -46,7 +46,6 @@ from game_events.plugins.governance.commits import (
     run_task,
     without,
 )
-from game_events.plugins.governance.erase_worker import PeopleToErase, ScannedFile
 from game_events.plugins.governance.erased_people import (
     HASH_CHARS,
     add_people,
@@ -54,8 +53,8 @@ from game_events.plugins.governance.erased_people import (
     hashes_of,
     read_erased_people,
 )
-from game_events.plugins.governance.filter_worker import ErasedPeople, RecoverTask
 from game_events.plugins.governance.settings import required_key
+from game_events.plugins.governance.workers import ErasedPeople, PeopleToErase, RecoverTask, ScannedFile
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
@@ -148,8 +147,7 @@ def _keep_out(state: ErasureState, key: bytes) -> None:
     report = state.report
     # First: a commit to quarantine would hide a restore of it from the next run.
     intact_tables(pipeline, report)
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
     before = add_people(pipeline.lakehouse, key, state.hashes, pipeline.run_id)
     failpoints.reach("erase_listed")
     bronze = pipeline.open_bronze()
@@ -157,8 +155,7 @@ def _keep_out(state: ErasureState, key: bytes) -> None:
         state.done_before = erasures(bronze)
     _fence(pipeline)
     # A commit to bronze before the fence may lack its commit to quarantine, with rows from before the list.
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
 
 
 @retry_on_conflict()
@@ -186,21 +183,16 @@ def _erase_layers(state: ErasureState) -> None:
     bronze = state.pipeline.open_bronze()
     if bronze is None:
         return
+    key = state.people.key
+    if counter(bronze, Txn.BATCH) and has_decoded_columns(bronze) and not has_persons(bronze, key):
+        # With this setting no row would be found.
+        raise ConfigurationError(f"bronze has no column {key!r}: set GAME_EVENTS_KEY_COLUMN to the column of a person's id")
     state.people = replace(state.people, oldest_batch=oldest_batch(bronze))
-    _require_id_column(state.pipeline, bronze)
     if state.done_before is not None:
         find_erased_rows(state, bronze)
     _repeat(state, erase_events)
     if not state.result.dry_run:
         _refresh_gold(state)
-
-
-def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
-    """Refuse a wrong setting, with which no row would be found."""
-    if counter(bronze, Txn.BATCH) and has_decoded_columns(bronze) and not has_persons(bronze, pipeline.settings.key_column):
-        raise ConfigurationError(
-            f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the column of a person's id"
-        )
 
 
 def _refresh_gold(state: ErasureState) -> None:

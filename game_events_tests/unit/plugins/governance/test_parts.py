@@ -22,10 +22,17 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance import commits as erasure_files
 from game_events.plugins.governance.commits import Erasure, ErasureState, find_erased_rows, remove_old_files, without
-from game_events.plugins.governance.erase_worker import RECORDS, EraseTask, PeopleToErase
 from game_events.plugins.governance.erased_people import add_people, add_records, finish_people, read_erased_people
-from game_events.plugins.governance.filter_worker import ErasedPeople, ErasedPeopleFilter, RecoverTask, id_hash
 from game_events.plugins.governance.settings import erasure_key
+from game_events.plugins.governance.workers import (
+    RECORDS,
+    ErasedPeople,
+    ErasedPeopleFilter,
+    EraseTask,
+    PeopleToErase,
+    RecoverTask,
+    id_hash,
+)
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
