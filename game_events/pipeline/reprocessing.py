@@ -39,10 +39,11 @@ from game_events.lakehouse.data.columns import (
     COORDINATES,
     FIRST_MESSAGE,
     OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
     SCHEMA_COLUMNS,
     column_map,
 )
-from game_events.lakehouse.data.reading import may_hold, read_arrow, row_count
+from game_events.lakehouse.data.reading import may_hold, read_parts, row_count
 from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of, paths, table_id
@@ -147,7 +148,7 @@ def _condition(selection: ReplaySelection, bronze_id: str | None) -> Column:
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
-    """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
+    """Rows of quarantine that bronze lacks: an older copy of quarantine lacks the marks of all replays but the last."""
     offset = F.col("_kafka_offset")
     ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
     actions = add_actions(bronze)
@@ -302,25 +303,21 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     if "max.reason" not in actions.column_names:
         return Counter(), False
     waits = may_hold(actions, "reason", Reason.UNKNOWN_SCHEMA, Reason.UNKNOWN_SCHEMA)
-    elsewhere = False
     if "null_count.replayed_batch" in actions.column_names:
         waits = pc.and_(waits, pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0))
     if "max.replayed_table" in actions.column_names:
-        other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
-        decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
-        may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
-        # Among released rows of silver.
-        candidates = actions.filter(may).column("path").to_pylist()
-        rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
-        of_bronze = pc.and_(pc.equal(rows["layer"], Layer.BRONZE), pc.not_equal(rows["replayed_table"], bronze_id))
-        elsewhere = bool(pc.any(of_bronze).as_py())
-    chosen = actions.filter(waits).column("path").to_pylist()
-    rejected = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
-    unknown = rejected.filter(pc.equal(rejected["reason"], Reason.UNKNOWN_SCHEMA))
-    if "replayed_batch" in unknown.column_names:
-        unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
+        other = (pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max"))
+        waits = pc.or_(waits, pc.fill_null(pc.or_kleene(*other), False))
+    waits = pc.and_(waits, may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+    columns = ("layer", "reason", *SCHEMA_COLUMNS, "replayed_table", "replayed_batch")
+    schema = pa.schema([QUARANTINE_COLUMNS.field(name) for name in columns])
+    parts = read_parts(pipeline.quarantine, schema, actions.filter(waits).column("path").to_pylist())
+    rows = pa.concat_tables([schema.empty_table(), *parts])
+    rows = rows.filter(pc.equal(rows["layer"], Layer.BRONZE))
+    elsewhere = bool(pc.any(pc.not_equal(rows["replayed_table"], bronze_id)).as_py())
+    unknown = rows.filter(pc.and_(pc.equal(rows["reason"], Reason.UNKNOWN_SCHEMA), pc.is_null(rows["replayed_batch"])))
     ids: Counter[SchemaId] = Counter()
-    for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
+    for name in SCHEMA_COLUMNS:
         counted = pc.value_counts(unknown[name].drop_null())
         ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
     return ids, elsewhere

@@ -24,7 +24,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit, retry_on_conflict
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.group import commit_games, opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, RECORD
@@ -112,24 +112,28 @@ class Erasure(PluginResult):
 
 @dataclass
 class ErasureState:
-    """State of one erasure: its people, the scanned files, and rows that an interrupted attempt has erased."""
+    """State of one erasure: its people, the scanned files, and rows that an interrupted attempt has erased.
+
+    Attributes:
+        hashes: keyed hashes of the people's ids.
+        done_before: bronze's number of erasures after an interrupted attempt: silver tables with this number are finished.
+        clean: table -> scanned files without matches.
+        from_quarantine: erased rows of quarantine.
+        settled: game -> bronze batch up to which silver's counters are corrected.
+        touched: games with a commit to silver.
+        unsearchable: (table, file) -> rows that cannot be attributed to a person.
+    """
 
     pipeline: Pipeline
     report: RunReport
     result: Erasure
     people: PeopleToErase
-    #: Keyed hashes of the people's ids.
     hashes: frozenset[str] = frozenset()
-    #: Bronze's number of erasures after an interrupted attempt: silver tables with this number are finished.
     done_before: int | None = None
-    #: table -> scanned files without matches.
     clean: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    #: Erased rows of quarantine.
     from_quarantine: pa.Table = field(default_factory=RECORDS.empty_table)
-    #: game -> bronze batch up to which silver's counters are corrected.
     settled: dict[str, int] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
-    #: (table, file) -> rows that cannot be attributed to a person.
     unsearchable: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def scan(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[ScannedFile]]:
@@ -174,6 +178,12 @@ class ErasureState:
         games = rows.select([*coordinates, "game"]).filter(pc.is_valid(rows.column("game")))
         of_bronze = self.people.records.drop_columns(["game"])
         return of_bronze.join(games, coordinates, join_type="inner").select(RECORDS.names)
+
+    def commit(self, name: str, handle: DeltaTable, hits: Sequence[ScannedFile], **more: Any) -> Landed:  # noqa: ANN401
+        """Commit to a table, planned from a version (`without`), and count the rows."""
+        landed = commit(without(self.pipeline.lakehouse.table(name), handle, hits, self.pipeline.run_id, **more))
+        self.erased(name, hits)
+        return landed
 
     def erased(self, table: str, hits: Iterable[ScannedFile]) -> None:
         """Count rows that are committed (or, in a dry run, would be)."""
@@ -332,8 +342,7 @@ def _commit_quarantine(state: ErasureState, hits: list[ScannedFile], tables: Map
         # First: after the commit a full refresh could not attribute these records to the people.
         undecodable = _coordinates(file.records for file in hits) - _coordinates([state.people.records])
         add_records(state.pipeline.lakehouse, state.hashes, undecodable)
-        commit(without(state.pipeline.quarantine, tables[QUARANTINE], hits, state.pipeline.run_id))
-        state.erased(QUARANTINE, hits)
+        state.commit(QUARANTINE, tables[QUARANTINE], hits)
         state.from_quarantine = pa.concat_tables([state.from_quarantine, *(file.records for file in hits)])
     failpoints.reach("erase_quarantine_committed")
 
@@ -347,14 +356,9 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
     batches = Counter[int]()
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([file.records for file in hits])).items():
         batches[batch] += rows
-    expected = txns(bronze, [Txn.INCARNATION])
     info = {ERASED_BY_BATCH: json.dumps(batches)}
-    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expect_transactions=expected, info=info))
-    state.erased(BRONZE, hits)
-    after = state.pipeline.open_bronze()
-    if after is None:
-        raise ConflictError(f"{state.pipeline.bronze.name} was removed during an erasure")
-    return after
+    landed = state.commit(BRONZE, bronze, hits, expect_transactions=txns(bronze, [Txn.INCARNATION]), info=info)
+    return landed.handle or bronze
 
 
 def _coordinates(records: Iterable[pa.Table]) -> set[Record]:

@@ -54,7 +54,7 @@ from game_events.plugins.governance.erased_people import (
     read_erased_people,
 )
 from game_events.plugins.governance.settings import required_key
-from game_events.plugins.governance.workers import ErasedPeople, PeopleToErase, RecoverTask, ScannedFile
+from game_events.plugins.governance.workers import ErasedPeople, PeopleToErase, RecoverTask
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
@@ -222,9 +222,12 @@ def _erase_others(state: ErasureState) -> bool:
     refused: list[DataError] = []
     for name, files in hits.items():
         try:
-            if not state.result.dry_run:
-                _commit_other(state, name, tables[name], files)
-            state.erased(name, files)
+            if state.result.dry_run:
+                state.erased(name, files)
+                continue
+            expected = txns(tables[name], [Txn.COMMITS])
+            advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
+            state.commit(name, tables[name], files, expect_transactions=expected, set_transactions=advance)
         except ConflictError:
             continue  # with a refresh of the table, which is scanned again
         except DataError as error:
@@ -244,10 +247,3 @@ def _other_tables(pipeline: Pipeline) -> dict[str, DeltaTable]:
         if handle is not None and has_persons(handle, pipeline.settings.key_column):
             tables[name] = handle
     return tables
-
-
-def _commit_other(state: ErasureState, name: str, handle: DeltaTable, files: list[ScannedFile]) -> None:
-    expected = txns(handle, [Txn.COMMITS])
-    advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
-    table = state.pipeline.lakehouse.table(name)
-    commit(without(table, handle, files, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance))
