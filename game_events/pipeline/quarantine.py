@@ -115,7 +115,7 @@ def _commit(
     advance: Mapping[str, int],
     info: Mapping[str, str],
 ) -> Landed:
-    """The commit of these files in place of the rewritten ones, planned from this version of quarantine."""
+    """Commit files in place of the rewritten ones, as planned from this version of quarantine."""
     return commit(
         Commit(
             pipeline.quarantine,
@@ -133,7 +133,7 @@ def _commit(
 
 
 def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, report: RunReport) -> None:
-    """One commit: rows of records that the refresh has read are replaced by its rows, all others stay."""
+    """Replace the rows of records that the refresh has read by its rows; all others stay."""
     ticket = counter(bronze, Txn.FULL_REFRESH)
     listed = read_list(pipeline.quarantine, ticket)
     if quarantine is None and (listed is None or not listed.files):
@@ -169,10 +169,8 @@ def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: Del
 
 
 def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
-    """Write the refresh's rows, and those of the rewritten files that stay, to new files.
-
-    The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
-    """
+    """Files with the refresh's rows, and those of the rewritten files that stay."""
+    # The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
     rows = quarantine_rows(pipeline, (f.path for f in listed.files))
     if rewritten:
         stays = ~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)
@@ -317,10 +315,9 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
 
 
 def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable | None] | None:
-    """Open bronze and quarantine and check that no row of them is missing.
+    """Open bronze and quarantine (None: there is none) and check that no row of them is missing; None: there is no bronze.
 
-    A quarantine of None: there is no such table; None instead of both: there is no bronze. Commits that are planned from them
-    compare their versions. If the run continues without a deleted quarantine, `report` gets a notice, once.
+    If the run continues without a deleted quarantine, `report` gets a notice, once.
 
     Raises:
         DataError: one of them was restored, or is an older copy; or quarantine was deleted, and the setting does not allow to
@@ -355,13 +352,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
 
 
 def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
-    """Return a version of bronze that has all batches that silver has.
-
-    An older copy of the table's folder lacks some: new rows would get their numbers, and silver would take them for known ones.
-
-    Raises:
-        DataError: bronze is an older copy.
-    """
+    """A version of bronze that has all batches that silver has; DataError if it is an older copy, which lacks some."""
     taken = pipeline.progress.silver_batch(bronze)
     if counter(bronze, Txn.BATCH) < taken:
         # A concurrent run may have committed to both since it was opened.
@@ -376,11 +367,7 @@ def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
 
 
 def _refuse_older_quarantine(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
-    """Refuse a quarantine without records that bronze counts, whose offsets are committed; it was opened after bronze.
-
-    Raises:
-        DataError: quarantine is an older copy.
-    """
+    """DataError for an older copy of quarantine, without records that bronze counts; it was opened after bronze."""
     made = counter(quarantine, Txn.MICRO_BATCHES)
     known = counter(bronze, Txn.QUARANTINE_COMMITS)
     if made < known:

@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Replayed:
-    """Result of a replay: rows added to bronze, and rows that still cannot be decoded, by reason."""
+    """Rows added to bronze, and rows that still cannot be decoded, by reason."""
 
     rows: int = 0
     left: Counter[str] = field(default_factory=Counter)
@@ -171,7 +171,7 @@ NO_RAW_VALUE = "NO_RAW_VALUE"
 
 @dataclass
 class Redecoded:
-    """Result: rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
+    """Rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
 
     rows: int = 0
     kept: Counter[str] = field(default_factory=Counter)
@@ -199,7 +199,15 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     failpoints.reach("redecode_staged")
     info = {"redecode": "all decoded columns rebuilt from raw values"}
     if staged.suppressed:
-        info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
+        # Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes
+        # the rows there.
+        erase_rejected(pipeline, staged.suppressed_records)
+        report.add(BronzeResult(suppressed=staged.suppressed))
+        report.warn(
+            f"{staged.suppressed:,} rows of erased people, not recognised before, were erased from bronze and quarantine: "
+            "erase them from silver and gold with `game-events redecode --downstream`"
+        )
+        info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
     batch = counter(handle, Txn.BATCH)
     expected = erasure_fence(handle) | txns(handle, [Txn.REDECODE]) | {Txn.BATCH: batch}
     # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
@@ -236,21 +244,6 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     return staged
 
 
-def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
-    """Erase rows of people that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
-
-    Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
-    rows there.
-    """
-    erase_rejected(pipeline, staged.suppressed_records)
-    report.add(BronzeResult(suppressed=staged.suppressed))
-    report.warn(
-        f"{staged.suppressed:,} rows of erased people, not recognised before, were erased from bronze and quarantine: "
-        "erase them from silver and gold with `game-events redecode --downstream`"
-    )
-    return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
-
-
 #: Unknown ids that a run asks the registry about, those with most rows first: there may be any number of invalid ids.
 IDS_ASKED = 200
 
@@ -263,8 +256,10 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     if quarantine is None or bronze is None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
+    # Without those whose replay left all these rows.
+    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
     try:
-        known = _known_now(pipeline, quarantine, ids)
+        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
@@ -273,12 +268,6 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
-
-
-def _known_now(pipeline: Pipeline, quarantine: DeltaTable, ids: Counter[SchemaId]) -> frozenset[SchemaId]:
-    """The ids that the registry knows, of those with most rows; without those whose replay left all these rows."""
-    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
-    return frozenset(i for i in untried if pipeline.catalog.knows(i))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:

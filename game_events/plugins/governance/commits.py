@@ -10,7 +10,7 @@ that replaces it is on the disk. Concurrent runs and maintenance may write and d
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -136,9 +136,14 @@ class ErasureState:
     touched: set[str] = field(default_factory=set)
     unsearchable: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def scan(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[ScannedFile]]:
-        """Scan the files that are not known to be clean; returns table -> files with matches."""
-        files = [(name, path) for name, handle in tables.items() for path in paths(handle) if path not in self.clean[name]]
+    def scan(self, tables: Mapping[str, DeltaTable], scanned: Collection[str] = ()) -> dict[str, list[ScannedFile]]:
+        """Scan the files that are not known to be clean, nor among the `scanned` ones; returns table -> files with matches."""
+        files = [
+            (name, path)
+            for name, handle in tables.items()
+            for path in paths(handle)
+            if path not in self.clean[name] and path not in scanned
+        ]
         hits: dict[str, list[ScannedFile]] = {}
         for file in scan_files(self.pipeline, self.people, files, rewrite=not self.result.dry_run):
             if file.table in (BRONZE, QUARANTINE):
@@ -158,7 +163,7 @@ class ErasureState:
                 del self.clean[name]
 
     def unsearchable_of(self, table: str) -> int:
-        """Rows of a table that cannot be attributed to a person."""
+        """Sum of `unsearchable`."""
         return sum(rows for (name, _), rows in self.unsearchable.items() if name == table)
 
     def all_of_quarantine(self) -> pa.Table:
@@ -270,10 +275,10 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     settings = pipeline.settings
     rows = pa.Table.from_pylist([dict(zip(RECORD, record, strict=True)) for record in records], RECORDS)
     people = PeopleToErase(settings.key_column, settings.entity_column, frozenset(), rows)
-    files = [(QUARANTINE, path) for path in paths(handle)]
-    hits = [file for file in scan_files(pipeline, people, files, rewrite=True) if file.rows]
+    state = ErasureState(pipeline, RunReport(), Erasure(), people)
+    hits = state.scan({QUARANTINE: handle}).get(QUARANTINE, [])
     if hits:
-        commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
+        state.commit(QUARANTINE, handle, hits)
     return _rows(hits)
 
 
@@ -393,7 +398,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     handle = state.pipeline.tables.open(table) if table.part is not None else table.open()
     if handle is None:
         return None
-    _scan_added_files(state, table, handle, hits)
+    hits += state.scan({table.key: handle}, {file.path for file in hits}).get(table.key, [])
     advance = {identity.erased_app: erasures(bronze)}
     taken = handle.transaction_version(identity.app)
     if taken is not None:
@@ -404,20 +409,6 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
         advance |= _counters(state, handle, identity.taken(handle) or 0, game, _rows(hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
     return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
-
-
-def _scan_added_files(state: ErasureState, table: Table, handle: DeltaTable, hits: list[ScannedFile]) -> None:
-    """Scan the files of a version that are not known to be clean, and not among `hits`; those with rows are added to `hits`."""
-    known = state.clean[table.key] | {file.path for file in hits}
-    task = EraseTask({table.key: table}, state.people, rewrite=True)
-    for path in paths(handle):
-        if path in known:
-            continue
-        file = task.scan(table.key, path)
-        if file.rows:
-            hits.append(file)
-        else:
-            state.clean[table.key].add(path)
 
 
 def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:

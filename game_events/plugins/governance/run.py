@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import commit, retry_on_conflict
+from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, oldest_batch, txns
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.storage import write_out
@@ -44,7 +44,6 @@ from game_events.plugins.governance.commits import (
     find_erased_rows,
     replaced_files,
     run_task,
-    without,
 )
 from game_events.plugins.governance.erased_people import (
     HASH_CHARS,
@@ -153,21 +152,19 @@ def _keep_out(state: ErasureState, key: bytes) -> None:
     bronze = pipeline.open_bronze()
     if bronze is not None and before.unfinished:  # of the same people
         state.done_before = erasures(bronze)
-    _fence(pipeline)
+    _fence(state)
     # A commit to bronze before the fence may lack its commit to quarantine, with rows from before the list.
     complete_quarantine(pipeline, report)
 
 
 @retry_on_conflict()
-def _fence(pipeline: Pipeline) -> None:
+def _fence(state: ErasureState) -> None:
     """Commit to bronze, so that every run that read the old list fails to commit, and plans again."""
-    bronze = pipeline.open_bronze()
-    if bronze is None:
-        return
-    # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
-    expected = txns(bronze, [Txn.BATCH])
-    advance = {app: int(batch or 0) for app, batch in expected.items()}
-    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expect_transactions=expected, set_transactions=advance))
+    bronze = state.pipeline.open_bronze()
+    if bronze is not None:
+        # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
+        batch = counter(bronze, Txn.BATCH)
+        state.commit(BRONZE, bronze, [], expect_transactions=txns(bronze, [Txn.BATCH]), set_transactions={Txn.BATCH: batch})
 
 
 def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:

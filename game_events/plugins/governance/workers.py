@@ -197,9 +197,8 @@ class ErasedPeople(RecordFilter):
     """People whose records are kept out; picklable.
 
     Attributes:
-        column: the column with a person's id.
-        key: the key of the hashes.
-        hashes: of the erased ids.
+        column: with a person's id.
+        key: of the hashes of the erased ids.
         records: erased undecodable records with other Kafka keys and headers: topic id, partition, offset of each.
     """
 
@@ -272,9 +271,8 @@ class PeopleToErase:
     """The people of an erasure; picklable.
 
     Attributes:
-        key: the column with a person's id.
-        entity: the column with the game.
-        ids: their ids, as texts.
+        key, entity: the columns with a person's id and with the game.
+        ids: as texts.
         records: their rows of bronze (`RECORDS`), by which rows of other tables are found too.
         oldest_batch: bronze's; rows of quarantine from earlier batches cannot be found by a row of bronze.
     """
