@@ -71,9 +71,7 @@ RECORDS = pa.schema(
     ]
 )
 
-#: A replayed record has another batch in quarantine than in bronze. Silver has the topic's name, but not its id, which is
-#: unique for a name within a batch.
-_IN_QUARANTINE = list(COORDINATES)
+#: Silver has the topic's name, but not its id, which is unique for a name within a batch.
 _IN_SILVER = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_batch"]
 
 
@@ -300,21 +298,17 @@ class PeopleToErase:
     def mask(self, table: str, rows: pa.Table) -> Mask:
         """Mask of these people's rows."""
         if table == QUARANTINE:
-            return self._recorded(rows, _IN_QUARANTINE) | self.traced(rows, self.unsearchable(rows))
+            # Without the batch: a replayed record has another one than in bronze.
+            return self._recorded(rows, list(COORDINATES)) | self.traced(rows, self.unsearchable(rows))
         mask = np.zeros(rows.num_rows, dtype=bool)
         for name in rows.column_names:
-            if is_person(name, self.key):
-                mask |= self._named(rows.column(name))
+            texts = as_texts(rows.column(name)) if is_person(name, self.key) else None
+            if texts is not None:
+                ids = pa.array(sorted(self.ids), pa.string()).cast(texts.type)
+                mask |= pc.is_in(texts, value_set=ids).to_numpy(zero_copy_only=False)
         if table != BRONZE:
             mask |= self._recorded(rows, _IN_SILVER)
         return mask
-
-    def _named(self, values: pa.ChunkedArray) -> Mask:
-        texts = as_texts(values)
-        if texts is None:
-            return np.zeros(len(values), dtype=bool)
-        ids = pa.array(sorted(self.ids), pa.string()).cast(texts.type)
-        return np.asarray(pc.is_in(texts, value_set=ids).to_numpy(zero_copy_only=False), dtype=bool)
 
     def _recorded(self, rows: pa.Table, keys: list[str]) -> Mask:
         """Mask of the rows with the coordinates of one of `records`."""

@@ -324,7 +324,7 @@ def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_sea
     remove_old_files(pipeline, account, wanted)
     assert (account.removed_files, account.kept_files) == ({table.name: 2}, {table.name: 1})
     assert (folder / "part-half.parquet").exists(), "a run may be writing it"
-    assert list(erasure_files._bounds(file_system(table)[0], f"{folder}/_delta_log/{9:020}.json")) == []
+    assert not erasure_files._names_one(file_system(table)[0], f"{folder}/_delta_log/{9:020}.json", wanted)
     gone = EraseTask({table.name: table}, wanted, rewrite=False, old=True).scan(table.name, "part-deleted-meanwhile.parquet")
     assert (gone.matches, gone.unreadable) == (False, False)
     with pytest.raises(FileNotFoundError):  # of today's files none may be missing
