@@ -176,9 +176,9 @@ class ErasureState:
         table's counters count.
         """
         handle = self.pipeline.open_quarantine()
-        task = EraseTask({QUARANTINE: self.pipeline.quarantine}, self.people, rewrite=False)
-        new = [path for path in paths(handle) if path not in self.clean[QUARANTINE]] if handle is not None else []
-        rows = pa.concat_tables([self.from_quarantine, *(task.scan(QUARANTINE, path).records for path in new)])
+        current = paths(handle) if handle is not None else []
+        new = [(QUARANTINE, path) for path in current if path not in self.clean[QUARANTINE]]
+        rows = pa.concat_tables([self.from_quarantine, *(file.records for file in scan_files(self.pipeline, self.people, new))])
         coordinates = list(COORDINATES)
         games = rows.select([*coordinates, "game"]).filter(pc.is_valid(rows.column("game")))
         of_bronze = self.people.records.drop_columns(["game"])
