@@ -1,12 +1,12 @@
-"""Changes of quarantine: by a full refresh of bronze, by replays; and whether it is intact.
+"""Changes of quarantine that bronze decides; and whether bronze and quarantine are intact.
 
-Quarantine's part of a full refresh of bronze: its undecodable records are replaced by those of the new bronze.
+A full refresh and a replay of bronze change quarantine, too. Two tables have two commits, and bronze's decides: whatever plans
+from quarantine first completes there what bronze's last full refresh and replay have decided (`complete_quarantine`).
 
-Two tables have two commits, and bronze's decides. Before it the new files of quarantine are only listed, in a small file beside
-the table that is named by the refresh's ticket; no reader sees them. Bronze's commit has the ticket (`txn` `reset`). A run that
-finds a ticket in bronze that quarantine does not have finishes the refresh from the list, before anything else.
-
-Marks of replayed rows in `quarantine_events`: when they were added to bronze, and as which batch.
+- A full refresh replaces the undecodable rows. Before bronze's commit the new files of quarantine are only listed, in a small
+  file beside the table that is named by the refresh's ticket; no reader sees them. Bronze's commit has the ticket (`txn`
+  `full_refresh`).
+- A replay marks the rows that it has added to bronze: when, and as which batch (`txn` `replay`).
 
 Check that neither bronze nor quarantine lacks rows, as after a manual restore or delete: no run would read these again.
 """
@@ -14,9 +14,10 @@ Check that neither bronze nor quarantine lacks rows, as after a manual restore o
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
@@ -29,11 +30,10 @@ from game_events.config.settings import SETTING
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored, retry_on_conflict, without_rows
-from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn, counter, incarnation, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import files_with, may_hold
-from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema, travelling
+from game_events.lakehouse.data.spark_files import read_files, spark_schema, travelling
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, writable_file_system
 from game_events.lakehouse.table_properties import REBUILD
 from game_events.lakehouse.tables import Layer, Table, add_actions, paths, table_id, version_of
@@ -42,8 +42,6 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.factory import not_read, since
 from game_events.sources.source import Partition
 from game_events.workers.job import FileStage
-
-ATTEMPTS = 20
 
 _LIST = re.compile(r"_full_refresh-(\d+)\.json")
 
@@ -67,13 +65,19 @@ class ResetList:
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
     """Whether quarantine has the last full refresh of bronze, by these versions."""
-    ticket = txn(bronze, Txn.FULL_REFRESH)
-    return ticket is None or ticket == txn(quarantine, _app(bronze))
+    ticket = bronze.transaction_version(Txn.FULL_REFRESH)
+    return ticket is None or ticket == txn(quarantine, Txn.FULL_REFRESH.of(table_id(bronze)))
 
 
-@retry_on_conflict(ATTEMPTS)
-def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
-    """Commit the rows of a full refresh of bronze that quarantine does not have yet; otherwise two logs are opened.
+def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
+    """Whether quarantine has the marks of bronze's last replay, by these versions."""
+    batch = bronze.transaction_version(Txn.REPLAY)
+    return batch is None or batch == quarantine.transaction_version(Txn.REPLAY.of(table_id(bronze)))
+
+
+@retry_on_conflict()
+def complete_quarantine(pipeline: Pipeline, report: RunReport) -> None:
+    """Commit what bronze's last full refresh and last replay have decided about quarantine, unless it has it already.
 
     Raises:
         ConflictError: concurrent runs won every attempt; the next run continues.
@@ -81,109 +85,96 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
     """
     bronze = pipeline.open_bronze()
     quarantine = pipeline.open_quarantine()
-    if bronze is None or is_finished(bronze, quarantine):
+    if bronze is None:
         return
+    if not is_finished(bronze, quarantine):
+        _finish_full_refresh(pipeline, bronze, quarantine, report)
+        quarantine = pipeline.open_quarantine()
+    if quarantine is not None and not is_noted(bronze, quarantine):
+        _mark_replayed(pipeline, bronze, refuse_restored(pipeline.quarantine, quarantine))
+
+
+def quarantine_rows(pipeline: Pipeline, files: Iterable[str]) -> DataFrame:
+    """Rows of files of quarantine, given by their paths, in today's columns."""
+    uris = [quote(f"{pipeline.quarantine.uri.rstrip('/')}/{path}", safe=":/") for path in sorted(files)]
+    return read_files(pipeline.spark, uris, spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS)))
+
+
+def _write(pipeline: Pipeline, rows: DataFrame) -> list[StagedFile]:
+    rows = rows.select(travelling(QUARANTINE_COLUMNS.names))
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(rows)
+
+
+def _commit(
+    pipeline: Pipeline,
+    quarantine: DeltaTable | None,
+    files: list[StagedFile],
+    rewritten: frozenset[str],
+    expected: Mapping[str, int | None],
+    advance: Mapping[str, int],
+    info: Mapping[str, str],
+) -> Landed:
+    """Commit files in place of the rewritten ones, as planned from this version of quarantine."""
+    return commit(
+        Commit(
+            pipeline.quarantine,
+            QUARANTINE_COLUMNS,
+            files,
+            expected,
+            advance,
+            table_id(quarantine),
+            version_of(quarantine),
+            rewritten=rewritten,
+            info=info,
+            description=QUARANTINE_DESCRIPTION,
+        )
+    )
+
+
+def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, report: RunReport) -> None:
+    """Replace the rows of records that the refresh has read by its rows; all others stay."""
     ticket = counter(bronze, Txn.FULL_REFRESH)
     listed = read_list(pipeline.quarantine, ticket)
     if quarantine is None and (listed is None or not listed.files):
         return  # nothing was undecodable, or the table was deleted: there is no row to add
-    quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
-    try:
-        landed = _finish(pipeline, bronze, quarantine, ticket, listed)
-    except (PySparkException, Py4JJavaError) as error:
-        if listed is not None and read_list(pipeline.quarantine, ticket) is None:
-            raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
-        raise
+    rewritten: frozenset[str] = frozenset()
+    if quarantine is not None:
+        quarantine = refuse_restored(pipeline.quarantine, quarantine)
+        if listed is not None:
+            actions = add_actions(quarantine)
+            of_bronze = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+            rewritten = frozenset(map(str, of_bronze.column("path").to_pylist()))
+    files: list[StagedFile] = []
+    if listed is not None and (listed.files or rewritten):
+        try:
+            files = _stage(pipeline, listed, rewritten)
+        except (PySparkException, Py4JJavaError) as error:
+            if read_list(pipeline.quarantine, ticket) is None:
+                raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
+            raise
+    done = Txn.FULL_REFRESH.of(table_id(bronze))
+    ends = {partition.app: end for partition, end in listed.ends.items()} if listed is not None else {}
+    # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
+    expected = txns(quarantine, (done, Txn.MICRO_BATCHES, *ends))
+    advance = {done: ticket, Txn.MICRO_BATCHES: counter(quarantine, Txn.MICRO_BATCHES) + 1}
+    # Rows after the end stay: a concurrent run may have decided on them already.
+    advance |= {app: max(end, counter(quarantine, app)) for app, end in ends.items()}
+    info = {"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id}
+    landed = _commit(pipeline, quarantine, files, rewritten, expected, advance, info)
     failpoints.reach("reset_finished")
     report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, incarnation(bronze))
     if listed is not None:
         forget(pipeline.quarantine, ticket, listed.files)
 
 
-def sweep(pipeline: Pipeline) -> None:
-    """Delete the lists and files of full refreshes that were killed before their commit: bronze has a later ticket.
-
-    Lists with later tickets than bronze's may belong to a refresh under way.
-    """
-    bronze = pipeline.open_bronze()
-    quarantine = pipeline.open_quarantine()
-    if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
-        return
-    held = set(paths(quarantine))
-    for ticket, listed in lists(pipeline.quarantine, counter(bronze, Txn.FULL_REFRESH)):
-        forget(pipeline.quarantine, ticket, [f for f in listed.files if f.path not in held])
-
-
-def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = False) -> list[str]:
-    """Names of the files in lists of full refreshes; abandoned lists are deleted with their files.
-
-    A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
-    """
-    wanted = txn(pipeline.open_bronze(), Txn.FULL_REFRESH)
-    names: list[str] = []
-    for ticket, listed in lists(pipeline.quarantine):
-        # A ticket is the time it was made, in microseconds since 1970.
-        if ticket != wanted and ticket / 1e6 < time.time() - older_than_s:
-            if not dry_run:
-                forget(pipeline.quarantine, ticket, listed.files)
-        else:
-            names += [f.path for f in listed.files]
-    return names
-
-
-def _finish(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
-) -> Landed:
-    """One commit: rows of records that the refresh has read are replaced by its rows, all others stay."""
-    seen = version_of(quarantine)
-    # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
-    expected = txns(quarantine, (_app(bronze), Txn.MICRO_BATCHES))
-    advance = {_app(bronze): ticket, Txn.MICRO_BATCHES: counter(quarantine, Txn.MICRO_BATCHES) + 1}
-    rewritten: frozenset[str] = frozenset()
-    files: list[StagedFile] = []
-    if listed is not None:
-        if quarantine is not None:
-            quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-            actions = add_actions(quarantine)
-            held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
-            rewritten = frozenset(map(str, held.column("path").to_pylist()))
-        files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
-        expected |= txns(quarantine, (partition.app for partition in listed.ends))
-        # Rows after the end stay: a concurrent run may have decided on them already.
-        advance |= {partition.app: max(end, counter(quarantine, partition.app)) for partition, end in listed.ends.items()}
-    return commit(
-        Commit(
-            pipeline.quarantine,
-            QUARANTINE_COLUMNS,
-            files,
-            expect_transactions=expected,
-            set_transactions=advance,
-            table_id=table_id(quarantine),
-            from_version=seen,
-            rewritten=rewritten,
-            info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
-            description=QUARANTINE_DESCRIPTION,
-        )
-    )
-
-
 def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
-    """Write the refresh's rows, and those of the rewritten files that stay, to new files.
-
-    The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
-    """
-    columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
-    root = pipeline.quarantine.uri.rstrip("/")
-    rows = read_files(pipeline.spark, [f"{root}/{f.path}" for f in listed.files], columns)
+    """Files with the refresh's rows, and those of the rewritten files that stay."""
+    # The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
+    rows = quarantine_rows(pipeline, (f.path for f in listed.files))
     if rewritten:
-        old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
-        rows = old.where(~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)).unionByName(rows)
-    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2)
-    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(moved)
-
-
-def _app(bronze: DeltaTable) -> str:
-    return Txn.FULL_REFRESH.of(bronze.metadata().id)
+        stays = ~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)
+        rows = rows.unionByName(quarantine_rows(pipeline, rewritten).where(stays))
+    return _write(pipeline, rows.coalesce(2))
 
 
 def _later(listed: ResetList) -> Column:
@@ -192,6 +183,49 @@ def _later(listed: ResetList) -> Column:
         # Offsets of other kinds of partitions are no records' offsets; bronze's batch decides as well.
         return (F.col("_batch") > listed.batch) | not_read({*listed.ends, *listed.origins})
     return since(listed.ends) | not_read(listed.ends)
+
+
+def _mark_replayed(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
+    """Commit the marks of a replay that crashed between its commits to bronze and to quarantine."""
+    app = Txn.REPLAY.of(table_id(bronze))
+    batch = counter(bronze, Txn.REPLAY)
+    files, rewritten = _stage_marks(pipeline, bronze, quarantine, batch)
+    info = {"replayed_batch": str(batch)}
+    _commit(pipeline, quarantine, files, rewritten, txns(quarantine, [app]), {app: batch}, info)
+
+
+def _stage_marks(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """Files with the rows of that batch marked, and the paths of the files that they replace."""
+    came = read_files(pipeline.spark, files_with(bronze, batch - 1), spark_schema(bronze.schema()))
+    came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(table_id(bronze)).alias("_table"))
+    replayed = F.col("_table").isNotNull() & (F.col("layer") == Layer.BRONZE)
+    held = quarantine_rows(pipeline, paths(quarantine)).where(F.col("layer") == Layer.BRONZE)
+    touched = held.select(*COORDINATES, file_name()).join(came, list(COORDINATES), "left_semi")
+    return marked_files(pipeline, quarantine, touched, came, replayed, batch)
+
+
+def file_name() -> Column:
+    """Name of the file of each row, as the column `_file`."""
+    return F.col("_metadata.file_name").alias("_file")
+
+
+def marked_files(
+    pipeline: Pipeline, quarantine: DeltaTable, touched: DataFrame, marks: DataFrame, replayed: Column, batch: int
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """Files with rows of quarantine marked as replayed, and the paths of the files that they replace.
+
+    `touched`: names (`_file`) of the files with such rows. `marks` are joined by the columns that quarantine has, too; then
+    `replayed` is the condition on rows to mark, and `_table` their value of `replayed_table`.
+    """
+    names = {row["_file"] for row in touched.select("_file").distinct().collect()}
+    rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
+    keys = [name for name in marks.columns if name in QUARANTINE_COLUMNS.names]
+    rows = quarantine_rows(pipeline, rewritten).join(marks, keys, "left")
+    values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
+    rows = rows.withColumns({n: F.when(replayed, value).otherwise(F.col(n)) for n, value in values.items()})
+    return _write(pipeline, rows), rewritten
 
 
 def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetList]]:
@@ -248,101 +282,41 @@ def _name(ticket: int) -> str:
     return f"_full_refresh-{ticket}.json"
 
 
-def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
-    """Whether quarantine has the mark of bronze's last replay, by these versions."""
-    batch = bronze.transaction_version(Txn.REPLAY)
-    return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
+def sweep(pipeline: Pipeline) -> None:
+    """Delete the lists and files of full refreshes that were killed before their commit: bronze has a later ticket.
 
-
-@retry_on_conflict()
-def note_replay(pipeline: Pipeline) -> None:
-    """Mark the rows of a replay that crashed between its commits to bronze and to quarantine, if there is one.
-
-    Raises:
-        ConflictError: concurrent runs won every attempt.
-        DataError: quarantine was restored: this commit would hide that.
+    Lists with later tickets than bronze's may belong to a refresh under way.
     """
     bronze = pipeline.open_bronze()
     quarantine = pipeline.open_quarantine()
-    if bronze is None or quarantine is None or is_noted(bronze, quarantine):
+    if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
         return
-    quarantine = refuse_restored(pipeline.quarantine, quarantine)
-    app = _noted_app(bronze)
-    batch = counter(bronze, Txn.REPLAY)
-    seen = quarantine.version()
-    expected = txns(quarantine, [app])
-    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-    files, rewritten = _stage_marks(pipeline, bronze, quarantine, batch)
-    commit(
-        Commit(
-            pipeline.quarantine,
-            QUARANTINE_COLUMNS,
-            files,
-            expected,
-            set_transactions={app: batch},
-            table_id=str(quarantine.metadata().id),
-            from_version=seen,
-            rewritten=rewritten,
-            info={"replayed_batch": str(batch)},
-        )
-    )
+    held = set(paths(quarantine))
+    for ticket, listed in lists(pipeline.quarantine, counter(bronze, Txn.FULL_REFRESH)):
+        forget(pipeline.quarantine, ticket, [f for f in listed.files if f.path not in held])
 
 
-def _noted_app(bronze: DeltaTable) -> str:
-    return Txn.REPLAY.of(bronze.metadata().id)
+def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = False) -> list[str]:
+    """Names of the files in lists of full refreshes; abandoned lists are deleted with their files.
 
-
-def _stage_marks(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
-) -> tuple[list[StagedFile], frozenset[str]]:
-    """Files with the rows of that batch marked, and the paths of the files that they replace."""
-    came = read_files(pipeline.spark, files_with(bronze, batch - 1), spark_schema(bronze.schema()))
-    came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
-    held = read_table(pipeline.spark, quarantine).where("layer = 'bronze'")
-    touched = held.select(*COORDINATES, file_name()).join(came, list(COORDINATES), "left_semi").select("_file")
-    replayed = F.col("_came").isNotNull() & (F.col("layer") == Layer.BRONZE)
-    table = F.lit(table_id(bronze))
-    return marked_files(
-        pipeline, quarantine, touched, came, keys=list(COORDINATES), replayed=replayed, table=table, batch=batch
-    )
-
-
-def file_name() -> Column:
-    """Name of the file of each row, as the column `_file`."""
-    return F.col("_metadata.file_name").alias("_file")
-
-
-def marked_files(  # noqa: PLR0913
-    pipeline: Pipeline,
-    quarantine: DeltaTable,
-    touched: DataFrame,
-    marks: DataFrame,
-    *,
-    keys: list[str],
-    replayed: Column,
-    table: Column,
-    batch: int,
-) -> tuple[list[StagedFile], frozenset[str]]:
-    """Files with rows of quarantine marked as replayed, and the paths of the files that they replace.
-
-    `touched`: names (`_file`) of the files with such rows. `marks` are joined by the columns `keys`; then `replayed` is the
-    condition on rows to mark, and `table` the value of `replayed_table`.
+    A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
     """
-    names = {r["_file"] for r in touched.distinct().collect()}
-    rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
-    uris = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
-    rows = read_files(pipeline.spark, uris, spark_schema(quarantine.schema())).join(marks, keys, "left")
-    values = {"replayed_table": table, "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
-    rows = rows.withColumns({n: F.when(replayed, value).otherwise(F.col(n)) for n, value in values.items()})
-    rows = rows.select(travelling(QUARANTINE_COLUMNS.names))
-    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(rows), rewritten
+    wanted = txn(pipeline.open_bronze(), Txn.FULL_REFRESH)
+    names: list[str] = []
+    for ticket, listed in lists(pipeline.quarantine):
+        # A ticket is the time it was made, in microseconds since 1970.
+        if ticket != wanted and ticket / 1e6 < time.time() - older_than_s:
+            if not dry_run:
+                forget(pipeline.quarantine, ticket, listed.files)
+        else:
+            names += [f.path for f in listed.files]
+    return names
 
 
 def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable | None] | None:
-    """Open bronze and quarantine and check that no row of them is missing.
+    """Open bronze and quarantine (None: there is none) and check that no row of them is missing; None: there is no bronze.
 
-    A quarantine of None: there is no such table; None instead of both: there is no bronze. Commits that are planned from them
-    compare their versions. If the run continues without a deleted quarantine, `report` gets a notice, once.
+    If the run continues without a deleted quarantine, `report` gets a notice, once.
 
     Raises:
         DataError: one of them was restored, or is an older copy; or quarantine was deleted, and the setting does not allow to
@@ -377,13 +351,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
 
 
 def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
-    """Return a version of bronze that has all batches that silver has.
-
-    An older copy of the table's folder lacks some: new rows would get their numbers, and silver would take them for known ones.
-
-    Raises:
-        DataError: bronze is an older copy.
-    """
+    """A version of bronze that has all batches that silver has; DataError if it is an older copy, which lacks some."""
     taken = pipeline.progress.silver_batch(bronze)
     if counter(bronze, Txn.BATCH) < taken:
         # A concurrent run may have committed to both since it was opened.
@@ -398,11 +366,7 @@ def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
 
 
 def _refuse_older_quarantine(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
-    """Refuse a quarantine without records that bronze counts, whose offsets are committed; it was opened after bronze.
-
-    Raises:
-        DataError: quarantine is an older copy.
-    """
+    """DataError for an older copy of quarantine, without records that bronze counts; it was opened after bronze."""
     made = counter(quarantine, Txn.MICRO_BATCHES)
     known = counter(bronze, Txn.QUARANTINE_COMMITS)
     if made < known:

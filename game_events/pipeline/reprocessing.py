@@ -3,9 +3,8 @@
 Replay: rows of `quarantine_events` that can be decoded now are appended to `bronze_events`, as a new batch.
 
 Guarantee: a replayed row is in bronze once, through any crash and beside concurrent runs; its row of quarantine stays, with the
-time and the batch of the replay. Bronze's commit is the decision: it has the rows and the number of the replay (`txn`
-``replay``). A second commit marks the rows of quarantine; a replay first completes the marks of the last one, so at most one
-replay is without its marks.
+time and the batch of the replay. Bronze's commit is the decision. A second commit marks the rows of quarantine; a replay first
+completes the marks of the last one, so at most one replay is without its marks (`quarantine.complete_quarantine`).
 
 Redecode: bronze's decoded columns are rebuilt from its raw values, without Kafka, in one atomic commit.
 
@@ -32,7 +31,7 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Landed, commit, refuse_restored, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.commit import commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.columns import (
@@ -43,14 +42,14 @@ from game_events.lakehouse.data.columns import (
     SCHEMA_COLUMNS,
     column_map,
 )
-from game_events.lakehouse.data.reading import may_hold, read_arrow, row_count
+from game_events.lakehouse.data.reading import may_hold, read_parts, row_count
 from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.tables import Layer, add_actions, names_of
+from game_events.lakehouse.tables import Layer, add_actions, names_of, paths, table_id
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch, run_decode_job
 from game_events.pipeline.context import Pipeline, erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
-from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
+from game_events.pipeline.quarantine import complete_quarantine, intact_tables, is_finished, is_noted, quarantine_rows
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
@@ -63,7 +62,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Replayed:
-    """Result of a replay: rows added to bronze, and rows that still cannot be decoded, by reason."""
+    """Rows added to bronze, and rows that still cannot be decoded, by reason."""
 
     rows: int = 0
     left: Counter[str] = field(default_factory=Counter)
@@ -86,11 +85,14 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
 
 @retry_on_conflict()
 def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
-    tables = _settled_tables(pipeline, report)
-    if tables is None:
+    complete_quarantine(pipeline, report)
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
+    if bronze is None or quarantine is None:
         return Replayed()
-    bronze, quarantine = tables
-    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    # Else bronze may have rows that quarantine still has, or that are not marked in it yet.
+    if not (is_finished(bronze, quarantine) and is_noted(bronze, quarantine)):
+        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh or replay is not finished yet")
+    pipeline.quarantine.writable(quarantine, replaced=True)  # its rows are marked after bronze's commit
     batch = counter(bronze, Txn.BATCH) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
@@ -99,15 +101,6 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     report.add(BronzeResult(suppressed=erase_rejected(pipeline, staged.suppressed_records)))
     if not staged.bronze:
         return Replayed(0, staged.reasons)
-    rows = _commit(pipeline, report, bronze, staged, batch)
-    note_replay(pipeline)
-    failpoints.reach("replay_noted")
-    log.info("replayed_rows=%d batch=%d left=%s", rows, batch, dict(staged.reasons))
-    return Replayed(rows, staged.reasons)
-
-
-def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StagedRows, batch: int) -> int:
-    """Append the staged rows to bronze, and report them; returns their number."""
     archive_schemas(pipeline, report, staged)
     expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | txns(bronze, [Txn.ERASURES])
     info = batch_info(batch, sum(f.rows for f in staged.bronze)) | {"replay_of": pipeline.quarantine.name}
@@ -116,15 +109,17 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     failpoints.reach("replay_committed")
     report.add(BronzeResult(nulled=staged.nulled))
     report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
-    return landed.rows
+    complete_quarantine(pipeline, report)
+    failpoints.reach("replay_noted")
+    log.info("replayed_rows=%d batch=%d left=%s", landed.rows, batch, dict(staged.reasons))
+    return Replayed(landed.rows, staged.reasons)
 
 
 def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StagedRows:
     """Decode the selected rows that bronze lacks; commits nothing."""
-    quarantined = read_table(pipeline.spark, quarantine)
-    waiting = quarantined.where(_condition(selection, str(bronze.metadata().id)))
+    waiting = quarantine_rows(pipeline, paths(quarantine)).where(_condition(selection, table_id(bronze)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
     keep_raw = pipeline.settings.keep_raw == "all"
     kept_out = record_filter(pipeline, bronze)
@@ -134,7 +129,7 @@ def _stage(
         return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)[1]
 
 
-def _condition(selection: ReplaySelection, bronze_id: str) -> Column:
+def _condition(selection: ReplaySelection, bronze_id: str | None) -> Column:
     """The condition for undecodable rows of quarantine."""
     waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
     chosen = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
@@ -150,7 +145,7 @@ def _condition(selection: ReplaySelection, bronze_id: str) -> Column:
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
-    """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
+    """Rows of quarantine that bronze lacks: an older copy of quarantine lacks the marks of all replays but the last."""
     offset = F.col("_kafka_offset")
     ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
     actions = add_actions(bronze)
@@ -163,27 +158,8 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
     if not twice:
         return waiting
-    here = pipeline.quarantine.name
-    there_too = pipeline.bronze.name
-    report.warn(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    report.warn(f"{twice:,} rows of {pipeline.quarantine.name} are in {pipeline.bronze.name} already: they are not added again")
     return waiting.join(there, list(COORDINATES), "left_anti")
-
-
-def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
-    """Bronze and quarantine, interrupted work on both completed; None without one; ConflictError if a run has begun more."""
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
-    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
-    if bronze is None or quarantine is None:
-        return None
-    if not is_finished(bronze, quarantine):
-        # Bronze may have the rows that quarantine still has.
-        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh of bronze is not finished yet")
-    if not is_noted(bronze, quarantine):
-        # The replayed rows are not marked yet: they would be in bronze twice.
-        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent replay is not noted yet")
-    # Its rows are marked after bronze's commit.
-    return bronze, pipeline.quarantine.writable(quarantine, replaced=True)
 
 
 #: Reason of rows that keep their columns because bronze was written with `keep_raw: failures`.
@@ -192,7 +168,7 @@ NO_RAW_VALUE = "NO_RAW_VALUE"
 
 @dataclass
 class Redecoded:
-    """Result: rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
+    """Rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
 
     rows: int = 0
     kept: Counter[str] = field(default_factory=Counter)
@@ -214,20 +190,37 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     if handle is None or not row_count(handle):
         return Redecoded()
     pipeline.bronze.writable(handle, replaced=True)
-    before = {f.name for f in handle.schema().fields}
+    before = names_of(handle)
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage_redecoded(pipeline, handle)
     failpoints.reach("redecode_staged")
     info = {"redecode": "all decoded columns rebuilt from raw values"}
     if staged.suppressed:
-        info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
-    landed, schema = _commit_redecoded(pipeline, handle, staged, info)
+        # Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes
+        # the rows there.
+        erase_rejected(pipeline, staged.suppressed_records)
+        report.add(BronzeResult(suppressed=staged.suppressed))
+        report.warn(
+            f"{staged.suppressed:,} rows of erased people, not recognised before, were erased from bronze and quarantine: "
+            "erase them from silver and gold with `game-events redecode --downstream`"
+        )
+        info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
+    batch = counter(handle, Txn.BATCH)
+    expected = txns(handle, [Txn.ERASURES]) | txns(handle, [Txn.REDECODE]) | {Txn.BATCH: batch}
+    # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
+    advance: dict[str, int] = {Txn.REDECODE: counter(handle, Txn.REDECODE) + 1, Txn.BATCH: batch}
+    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)
+    try:
+        landed = commit(plan)
+    except ConflictError as error:
+        advice = "Nothing was changed: run `game-events redecode` again while no run is under way"
+        raise ConflictError(f"{error}. {advice}") from None
     failpoints.reach("redecode_committed")
     report.add(BronzeResult(nulled=staged.nulled))
-    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, counter(handle, Txn.BATCH), known_columns=before)
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, plan.schema, batch, known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
-    new_columns = [name for name in schema.names if name not in before]
+    new_columns = [name for name in plan.schema.names if name not in before]
     return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
@@ -248,53 +241,22 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     return staged
 
 
-def _commit_redecoded(
-    pipeline: Pipeline, handle: DeltaTable, staged: StagedRows, info: dict[str, str]
-) -> tuple[Landed, pa.Schema]:
-    """Replace bronze's files by the staged ones."""
-    batch = counter(handle, Txn.BATCH)
-    count = handle.transaction_version(Txn.REDECODE)
-    expected = txns(handle, [Txn.ERASURES]) | {Txn.BATCH: batch, Txn.REDECODE: count}
-    # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
-    advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
-    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)
-    try:
-        return commit(plan), plan.schema
-    except ConflictError as error:
-        raise ConflictError(
-            f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
-        ) from None
-
-
-def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
-    """Erase rows of people that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
-
-    Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
-    rows there.
-    """
-    erase_rejected(pipeline, staged.suppressed_records)
-    report.add(BronzeResult(suppressed=staged.suppressed))
-    report.warn(
-        f"{staged.suppressed:,} rows of erased people, not recognised before, were erased from bronze and quarantine: "
-        "erase them from silver and gold with `game-events redecode --downstream`"
-    )
-    return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
-
-
 #: Unknown ids that a run asks the registry about, those with most rows first: there may be any number of invalid ids.
 IDS_ASKED = 200
 
 
 def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     """Complete an interrupted replay, then replay what is due; reads two table logs if quarantine has no such rows."""
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
     quarantine = pipeline.open_quarantine()
     bronze = pipeline.open_bronze()
     if quarantine is None or bronze is None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
+    # Without those whose replay left all these rows.
+    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
     try:
-        known = _known_now(pipeline, quarantine, ids)
+        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
@@ -303,12 +265,6 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
-
-
-def _known_now(pipeline: Pipeline, quarantine: DeltaTable, ids: Counter[SchemaId]) -> frozenset[SchemaId]:
-    """The ids that the registry knows, of those with most rows; without those whose replay left all these rows."""
-    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
-    return frozenset(i for i in untried if pipeline.catalog.knows(i))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
@@ -333,25 +289,21 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     if "max.reason" not in actions.column_names:
         return Counter(), False
     waits = may_hold(actions, "reason", Reason.UNKNOWN_SCHEMA, Reason.UNKNOWN_SCHEMA)
-    elsewhere = False
     if "null_count.replayed_batch" in actions.column_names:
         waits = pc.and_(waits, pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0))
     if "max.replayed_table" in actions.column_names:
-        other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
-        decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
-        may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
-        # Among released rows of silver.
-        candidates = actions.filter(may).column("path").to_pylist()
-        rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
-        of_bronze = pc.and_(pc.equal(rows["layer"], Layer.BRONZE), pc.not_equal(rows["replayed_table"], bronze_id))
-        elsewhere = bool(pc.any(of_bronze).as_py())
-    chosen = actions.filter(waits).column("path").to_pylist()
-    rejected = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
-    unknown = rejected.filter(pc.equal(rejected["reason"], Reason.UNKNOWN_SCHEMA))
-    if "replayed_batch" in unknown.column_names:
-        unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
+        other = (pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max"))
+        waits = pc.or_(waits, pc.fill_null(pc.or_kleene(*other), False))
+    waits = pc.and_(waits, may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+    columns = ("layer", "reason", *SCHEMA_COLUMNS, "replayed_table", "replayed_batch")
+    schema = pa.schema([QUARANTINE_COLUMNS.field(name) for name in columns])
+    parts = read_parts(pipeline.quarantine, schema, actions.filter(waits).column("path").to_pylist())
+    rows = pa.concat_tables([schema.empty_table(), *parts])
+    rows = rows.filter(pc.equal(rows["layer"], Layer.BRONZE))
+    elsewhere = bool(pc.any(pc.not_equal(rows["replayed_table"], bronze_id)).as_py())
+    unknown = rows.filter(pc.and_(pc.equal(rows["reason"], Reason.UNKNOWN_SCHEMA), pc.is_null(rows["replayed_batch"])))
     ids: Counter[SchemaId] = Counter()
-    for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
+    for name in SCHEMA_COLUMNS:
         counted = pc.value_counts(unknown[name].drop_null())
         ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
     return ids, elsewhere

@@ -1,11 +1,10 @@
 """Full refresh of bronze: everything that the source still has is read and decoded again, and replaces bronze's rows.
 
 Guarantee: readers see the old bronze or the new, nothing between; a crash before the one commit changes nothing, after it the
-next run finishes. The table's id stays and batch numbers continue; the `txn` `generation` is the first batch of the new rows.
-Records that the source has lost are lost: a full refresh is refused until a setting allows it. Rows of topics that the settings
-do not name at the moment, or that an archive does not have, stay: their offsets stay, too, so no run would read them again.
-
-Protection of bronze from a full refresh: refused, with what would be lost, until a setting allows it.
+next run finishes. The table's id stays and batch numbers continue; the `txn` `incarnation` is the first batch of the new rows.
+Records that the source has lost are lost: a full refresh is refused, with what would be lost, until a setting allows it.
+Rows of topics that the settings do not name at the moment, or that an archive does not have, stay: their offsets stay, too, so
+no run would read them again.
 """
 
 import time
@@ -20,7 +19,7 @@ from pyspark.sql import functions as F
 from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored
+from game_events.lakehouse.commits.commit import Commit, commit, refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, column_map
 from game_events.lakehouse.data.reading import row_count
@@ -31,11 +30,11 @@ from game_events.pipeline.bronze.load import archive_schemas, commit_of, incompl
 from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info
-from game_events.pipeline.quarantine import ResetList, finish_reset, forget, is_finished, is_noted, keep, note_replay, sweep
+from game_events.pipeline.quarantine import ResetList, complete_quarantine, forget, is_finished, is_noted, keep, sweep
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.sources.factory import not_read
-from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, plan_micro_batch
+from game_events.sources.source import MicroBatch, Offsets, SourceSnapshot, plan_micro_batch
 from game_events.workers.job import Coordinates, FileStage
 from game_events.workers.results import StagedRows
 
@@ -75,7 +74,13 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     try:
         now = source_to_read(pipeline)
         expired = f"{count_expired(pipeline, now).named(pipeline)} {source.gone_text('are', 'have')}"
-        lost = f"The source has {_begins(source, now)}: {expired} and would be lost"
+        if now.unit > 1:
+            there = f"{sum(now.latest.values()) // now.unit:,} {source.things}"
+        else:
+            named = [f"{p} from {source.offset_name} {o:,}" for p, o in sorted(now.earliest.items())]
+            rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
+            there = ", ".join(named[:PARTITIONS_NAMED]) + rest
+        lost = f"The source has {there}: {expired} and would be lost"
     except TransientError as error:
         holder = pipeline.source.holder(pipeline.settings)
         lost = f"What {holder} does not have any more would be lost, and {holder} does not answer how much that is ({error})"
@@ -91,9 +96,7 @@ def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | No
     `origins`: of the records of its files, partition -> end; None: they were not read yet, so the contents of an archive are
     unknown, and every row that is not of one of its files counts as lost.
     """
-    bronze = _counts(pipeline, pipeline.bronze, now, origins)
-    quarantine = _counts(pipeline, pipeline.quarantine, now, origins)
-    return Expired(bronze, quarantine)
+    return Expired(*(_counts(pipeline, table, now, origins) for table in (pipeline.bronze, pipeline.quarantine)))
 
 
 def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offsets | None) -> RowCounts:
@@ -125,15 +128,6 @@ def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
     return replace(now, earliest=all_there_is(pipeline, now))
 
 
-def _begins(source: Source, now: SourceSnapshot) -> str:
-    """The first offset of each partition, for messages."""
-    if now.unit > 1:
-        return f"{sum(now.latest.values()) // now.unit:,} {source.things}"
-    named = [f"{p} from {source.offset_name} {o:,}" for p, o in sorted(now.earliest.items())]
-    rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
-    return ", ".join(named[:PARTITIONS_NAMED]) + rest
-
-
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     """Replace bronze, and the undecodable rows of quarantine, by what the source has now.
 
@@ -146,8 +140,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     """
     refuse_unless_allowed(pipeline)
     began = time.monotonic()
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
     bronze = pipeline.open_bronze()
     quarantine = pipeline.open_quarantine()
     if bronze is None:
@@ -155,8 +148,8 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     pipeline.bronze.writable(bronze, replaced=True)
     if quarantine is not None:
         pipeline.quarantine.writable(quarantine, replaced=True)
-    if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
-        raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
+        if not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
+            raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
     work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))
     try:
         work.stage()
@@ -166,13 +159,19 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         work.drop()
         raise
     failpoints.reach("reset_staged")
-    landed = work.commit_or_drop(planned)
+    try:
+        landed = commit(planned)
+    except (ConflictError, DataError) as error:  # after any other failure the outcome may be unknown: then the files are needed
+        work.drop()
+        if isinstance(error, DataError):
+            raise
+        raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
     failpoints.reach("reset_committed")
-    finish_reset(pipeline, report)
+    complete_quarantine(pipeline, report)
     sweep(pipeline)
     report_batch(pipeline, report, names_of(bronze), planned, landed, work.staged)
     work.report_lost(report)
-    report.add_read(work.start, work.end, work.now.unit)
+    report.add_read(work.now.earliest, work.end, work.now.unit)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
 
 
@@ -184,7 +183,7 @@ class _FullRefresh:
         bronze, now: the version of bronze, and the source.
         columns: of the new rows; fields keep their columns.
         staged: the new files.
-        start, end: partition -> [start, end) read.
+        end: partition -> offset up to which it was read.
         kept: rows among those of `staged.bronze` that were not read again.
         expired: rows that are lost or stay.
     """
@@ -194,7 +193,6 @@ class _FullRefresh:
     now: SourceSnapshot
     columns: ColumnMap
     staged: StagedRows = field(default_factory=StagedRows)
-    start: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
     kept: int = 0
     expired: Expired = field(default_factory=Expired)
@@ -207,20 +205,9 @@ class _FullRefresh:
         self.ticket = max(counter(self.bronze, Txn.FULL_REFRESH) + 1, time.time_ns() // 1000)
 
     def stage(self) -> None:
-        """Write all files, and the list of those of quarantine."""
-        self._stage_source()
-        self.expired = count_expired(self.pipeline, self.now, self.staged.origins)
-        if self.expired.bronze.staying:
-            refuse_restored(self.pipeline.bronze, self.bronze, "name all topics that bronze was read from in the settings")
-            self._keep_others()
-        listed = ResetList(self.batch, self.end, self.staged.quarantine, frozenset(self.staged.origins))
-        keep(self.pipeline.quarantine, self.ticket, listed)
-
-    def _stage_source(self) -> None:
-        """Decode and write the whole source, in micro-batches."""
+        """Write all files, in micro-batches, and the list of those of quarantine."""
         pipeline = self.pipeline
         now = self.now
-        self.start = dict(now.earliest)
         self.end = dict(now.earliest)
         for subject in pipeline.source.subjects(now.latest):
             pipeline.catalog.ids_of(subject)
@@ -231,6 +218,12 @@ class _FullRefresh:
             self.staged.add(staged)
             self.columns = pipeline.catalog.message_columns(self.columns, staged.types)
             self.end |= part.end
+        self.expired = count_expired(pipeline, now, self.staged.origins)
+        if self.expired.bronze.staying:
+            refuse_restored(pipeline.bronze, self.bronze, "name all topics that bronze was read from in the settings")
+            self._keep_others()
+        listed = ResetList(self.batch, self.end, self.staged.quarantine, frozenset(self.staged.origins))
+        keep(pipeline.quarantine, self.ticket, listed)
 
     def _keep_others(self) -> None:
         """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
@@ -242,47 +235,31 @@ class _FullRefresh:
         self.kept = sum(f.rows for f in files)
 
     def planned(self) -> Commit:
-        """The commit, which replaces bronze's files."""
-        pipeline = self.pipeline
+        """The commit, which replaces bronze's files and counts what quarantine has."""
         bronze = self.bronze
         staged = self.staged
         # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
         to = self.end | ends_of_origins(staged.origins)
-        rows = sum(file.rows for file in staged.bronze)
         undecodable = sum(file.rows for file in staged.quarantine)
-        read = {partition: (self.start[partition], end) for partition, end in self.end.items()}
-        info = batch_info(self.batch, rows, undecodable, read, (), staged.suppressed) | kept_info(self.kept)
-        info["full_refresh"] = "rows of batches before this one are gone"
-        compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
-        expected = txns(bronze, compared)
-        advance = self._advance(to, undecodable)
-        plan = commit_of(pipeline, bronze, staged, expected, advance, info, self.columns)
-        return replace(plan, replace=True, from_version=bronze.version() if self.kept else None)
-
-    def _advance(self, to: Offsets, undecodable: int) -> dict[str, int]:
-        """Transactions of bronze after the commit: next offsets, and counters of what quarantine has."""
         undecodable_kept = self.expired.quarantine.staying
+
+        compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
         advance = {partition.app: offset for partition, offset in to.items()}
         advance |= identity(to)
         # With rows from elsewhere, which the archive may get later.
         has_others = self.kept or undecodable_kept
-        advance |= {Txn.ARCHIVE: 0} if has_others else archive_noted(self.bronze, self.pipeline.source)
+        advance |= {Txn.ARCHIVE: 0} if has_others else archive_noted(bronze, self.pipeline.source)
         advance |= epochs_unknown(partition for partition in to if partition not in self.end)
         advance |= epochs_noted(self.now, self.end)
         advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
         advance |= {Txn.BATCH: self.batch, Txn.INCARNATION: self.batch, Txn.FULL_REFRESH: self.ticket}
-        return advance
 
-    def commit_or_drop(self, plan: Commit) -> Landed:
-        """Commit; the files are deleted if that is known to have failed."""
-        try:
-            return commit(plan)
-        except DataError:
-            self.drop()
-            raise
-        except ConflictError as error:  # after any other failure the outcome may be unknown: then the files are needed
-            self.drop()
-            raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
+        read = {partition: (self.now.earliest[partition], end) for partition, end in self.end.items()}
+        rows = sum(file.rows for file in staged.bronze)
+        info = batch_info(self.batch, rows, undecodable, read, (), staged.suppressed) | kept_info(self.kept)
+        info["full_refresh"] = "rows of batches before this one are gone"
+        plan = commit_of(self.pipeline, bronze, staged, txns(bronze, compared), advance, info, self.columns)
+        return replace(plan, replace=True, from_version=bronze.version() if self.kept else None)
 
     def drop(self) -> None:
         """Delete the files of a commit that is known to have failed."""

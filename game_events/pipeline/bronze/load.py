@@ -63,7 +63,7 @@ from game_events.pipeline.bronze.offsets import (
 from game_events.pipeline.context import Pipeline, record_filter
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity, next_offsets
-from game_events.pipeline.quarantine import finish_reset, intact_tables
+from game_events.pipeline.quarantine import complete_quarantine, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.schemas.catalog import BRONZE_DESCRIPTION
@@ -106,7 +106,7 @@ def load_bronze(
     target = until or pipeline.source.snapshot()
     if intact_tables(pipeline, report) is None:
         _create(pipeline, target, report)
-    finish_reset(pipeline, report)
+    complete_quarantine(pipeline, report)
     for subject in pipeline.source.subjects(target.latest):
         pipeline.catalog.ids_of(subject)
     failures = 0

@@ -148,12 +148,7 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
         rejected = (F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
         touched = read_table(spark, handle).where(rejected).select(file_name())
         leaves = rejected & ~F.col(DISPOSITION).eqNullSafe(HELD_BACK)
-        keys = [*COORDINATES, "game"]
-        table = F.col("_table")
-        files, paths = marked_files(
-            source.pipeline, handle, touched, judged, keys=keys, replayed=leaves, table=table, batch=source.batch
-        )
-        return Rewritten(files, paths)
+        return Rewritten(*marked_files(source.pipeline, handle, touched, judged, leaves, source.batch))
 
 
 def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: str) -> pa.Schema:

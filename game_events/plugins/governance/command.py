@@ -50,25 +50,19 @@ def erase(
     pipeline = Pipeline(load_settings(), spark_session)
     report = RunReport()
     with output.working("erasing"), recorded(pipeline, report, "erase"):
-        erasure = _erase(pipeline, report, ids, dry_run=dry_run, vacuum=vacuum)
+        if ids is None:
+            people = resume_erasure(pipeline, report, dry_run=dry_run)
+        else:
+            people = erase_people(pipeline, report, ids, dry_run=dry_run)
+        erasure = report.part(Erasure) or Erasure()
+        if vacuum and erasure.finished:
+            remove_old_files(pipeline, erasure, people)
     _show(output, erasure)
     errors = [f"{failed.table}: {failed.error}" for failed in report.errors]
     for error in errors:
         output.say(f"FAILED {error}")
     success = report.success and (erasure.finished or dry_run)
     output.result({"success": success, "run_id": pipeline.run_id, **erasure.to_dict(), "errors": errors}, success=success)
-
-
-def _erase(pipeline: Pipeline, report: RunReport, ids: frozenset[str] | None, *, dry_run: bool, vacuum: bool) -> Erasure:
-    """Erase these ids; None: those of the erasure that was interrupted."""
-    if ids is None:
-        people = resume_erasure(pipeline, report, dry_run=dry_run)
-    else:
-        people = erase_people(pipeline, report, ids, dry_run=dry_run)
-    erasure = report.part(Erasure) or Erasure()
-    if vacuum and erasure.finished:
-        remove_old_files(pipeline, erasure, people)
-    return erasure
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:

@@ -10,7 +10,7 @@ that replaces it is on the disk. Concurrent runs and maintenance may write and d
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit, retry_on_conflict
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.group import commit_games, opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, RECORD
@@ -47,9 +47,8 @@ from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.offsets import ERASED_BY_BATCH, ERASED_ROWS
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import PluginResult
-from game_events.plugins.governance.erase_worker import RECORDS, EraseTask, PeopleToErase, ScannedFile
 from game_events.plugins.governance.erased_people import add_records
-from game_events.plugins.governance.filter_worker import Record
+from game_events.plugins.governance.workers import RECORDS, EraseTask, PeopleToErase, Record, ScannedFile
 from game_events.workers.job import Result, WorkerJob
 
 #: Files up to which the driver scans them itself: a Spark job costs more.
@@ -63,8 +62,6 @@ STAGED_S = 3_600
 
 #: Digits of the version in a log file's name.
 _DIGITS = 20
-
-_NO_MORE: Mapping[str, Any] = {}
 
 
 @dataclass
@@ -115,29 +112,38 @@ class Erasure(PluginResult):
 
 @dataclass
 class ErasureState:
-    """State of one erasure: its people, the scanned files, and rows that an interrupted attempt has erased."""
+    """State of one erasure: its people, the scanned files, and rows that an interrupted attempt has erased.
+
+    Attributes:
+        hashes: keyed hashes of the people's ids.
+        done_before: bronze's number of erasures after an interrupted attempt: silver tables with this number are finished.
+        clean: table -> scanned files without matches.
+        from_quarantine: erased rows of quarantine.
+        settled: game -> bronze batch up to which silver's counters are corrected.
+        touched: games with a commit to silver.
+        unsearchable: (table, file) -> rows that cannot be attributed to a person.
+    """
 
     pipeline: Pipeline
     report: RunReport
     result: Erasure
     people: PeopleToErase
-    #: Keyed hashes of the people's ids.
     hashes: frozenset[str] = frozenset()
-    #: Bronze's number of erasures after an interrupted attempt: silver tables with this number are finished.
     done_before: int | None = None
-    #: table -> scanned files without matches.
     clean: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    #: Erased rows of quarantine.
     from_quarantine: pa.Table = field(default_factory=RECORDS.empty_table)
-    #: game -> bronze batch up to which silver's counters are corrected.
     settled: dict[str, int] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
-    #: (table, file) -> rows that cannot be attributed to a person.
     unsearchable: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def scan(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[ScannedFile]]:
-        """Scan the files that are not known to be clean; returns table -> files with matches."""
-        files = [(name, path) for name, handle in tables.items() for path in paths(handle) if path not in self.clean[name]]
+    def scan(self, tables: Mapping[str, DeltaTable], scanned: Collection[str] = ()) -> dict[str, list[ScannedFile]]:
+        """Scan the files that are not known to be clean, nor among the `scanned` ones; returns table -> files with matches."""
+        files = [
+            (name, path)
+            for name, handle in tables.items()
+            for path in paths(handle)
+            if path not in self.clean[name] and path not in scanned
+        ]
         hits: dict[str, list[ScannedFile]] = {}
         for file in scan_files(self.pipeline, self.people, files, rewrite=not self.result.dry_run):
             if file.table in (BRONZE, QUARANTINE):
@@ -157,7 +163,7 @@ class ErasureState:
                 del self.clean[name]
 
     def unsearchable_of(self, table: str) -> int:
-        """Rows of a table that cannot be attributed to a person."""
+        """Sum of `unsearchable`."""
         return sum(rows for (name, _), rows in self.unsearchable.items() if name == table)
 
     def all_of_quarantine(self) -> pa.Table:
@@ -170,13 +176,19 @@ class ErasureState:
         table's counters count.
         """
         handle = self.pipeline.open_quarantine()
-        task = EraseTask({QUARANTINE: self.pipeline.quarantine}, self.people, rewrite=False)
-        new = [path for path in paths(handle) if path not in self.clean[QUARANTINE]] if handle is not None else []
-        rows = pa.concat_tables([self.from_quarantine, *(task.scan(QUARANTINE, path).records for path in new)])
+        current = paths(handle) if handle is not None else []
+        new = [(QUARANTINE, path) for path in current if path not in self.clean[QUARANTINE]]
+        rows = pa.concat_tables([self.from_quarantine, *(file.records for file in scan_files(self.pipeline, self.people, new))])
         coordinates = list(COORDINATES)
         games = rows.select([*coordinates, "game"]).filter(pc.is_valid(rows.column("game")))
         of_bronze = self.people.records.drop_columns(["game"])
         return of_bronze.join(games, coordinates, join_type="inner").select(RECORDS.names)
+
+    def commit(self, name: str, handle: DeltaTable, hits: Sequence[ScannedFile], **more: Any) -> Landed:  # noqa: ANN401
+        """Commit to a table, planned from a version (`without`), and count the rows."""
+        landed = commit(without(self.pipeline.lakehouse.table(name), handle, hits, self.pipeline.run_id, **more))
+        self.erased(name, hits)
+        return landed
 
     def erased(self, table: str, hits: Iterable[ScannedFile]) -> None:
         """Count rows that are committed (or, in a dry run, would be)."""
@@ -213,15 +225,14 @@ def without(
     hits: Sequence[ScannedFile],
     run_id: str,
     *,
-    expect_transactions: Mapping[str, int | None] = _NO_MORE,
-    set_transactions: Mapping[str, int] = _NO_MORE,
-    info: Mapping[str, str] = _NO_MORE,
+    expect_transactions: Mapping[str, int | None] = {},
+    set_transactions: Mapping[str, int] = {},
+    info: Mapping[str, str] = {},
 ) -> Commit:
-    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
+    """The commit that replaces files with rows to erase by their copies, and increments the table's `erasures`.
 
-    `hits`: files with rows to erase. `expect_transactions`, `set_transactions`, `info`: beside those of each erasure.
+    `expect_transactions`, `set_transactions`, `info`: beside those of each erasure.
     """
-    rows = sum(file.rows for file in hits)
     return Commit(
         table,
         pa.schema([]),  # no file has a column that the table lacks
@@ -230,8 +241,12 @@ def without(
         set_transactions={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **set_transactions},
         table_id=table_id(handle),
         rewritten=frozenset(file.path for file in hits),
-        info={"erasure": "rows of erased people", ERASED_ROWS: str(rows), "run_id": run_id, **info},
+        info={"erasure": "rows of erased people", ERASED_ROWS: str(_rows(hits)), "run_id": run_id, **info},
     )
+
+
+def _rows(hits: Iterable[ScannedFile]) -> int:
+    return sum(file.rows for file in hits)
 
 
 def find_erased_rows(state: ErasureState, bronze: DeltaTable) -> None:
@@ -260,11 +275,11 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     settings = pipeline.settings
     rows = pa.Table.from_pylist([dict(zip(RECORD, record, strict=True)) for record in records], RECORDS)
     people = PeopleToErase(settings.key_column, settings.entity_column, frozenset(), rows)
-    files = [(QUARANTINE, path) for path in paths(handle)]
-    hits = [file for file in scan_files(pipeline, people, files, rewrite=True) if file.rows]
+    state = ErasureState(pipeline, RunReport(), Erasure(), people)
+    hits = state.scan({QUARANTINE: handle}).get(QUARANTINE, [])
     if hits:
-        commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
-    return sum(file.rows for file in hits)
+        state.commit(QUARANTINE, handle, hits)
+    return _rows(hits)
 
 
 def erase_events(state: ErasureState) -> bool:
@@ -281,7 +296,10 @@ def erase_events(state: ErasureState) -> bool:
         for name, files in hits.items():
             state.erased(name, files)
         return False
-    games = _games_to_commit(state, tables, hits)
+    of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
+    names = {game: silver_name(game) for game in state.pipeline.lakehouse.games()}
+    # Those of erased records without a match in silver, too: a run may be about to commit one.
+    games = {game for game, name in names.items() if name in hits or (game in of_records and name in tables)}
     if not hits and not games:
         return False
     failpoints.reach("erase_staged")
@@ -313,17 +331,6 @@ def _scan_events(state: ErasureState, bronze: DeltaTable) -> tuple[dict[str, Del
     return tables, hits | state.scan(tables)
 
 
-def _games_to_commit(state: ErasureState, tables: Mapping[str, DeltaTable], hits: Mapping[str, list[ScannedFile]]) -> set[str]:
-    """Games of which silver has matches, and those of the erased records without one: a run may be about to commit one."""
-    of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
-    games = set()
-    for game in state.pipeline.lakehouse.games():
-        name = silver_name(game)
-        if name in hits or (game in of_records and name in tables):
-            games.add(game)
-    return games
-
-
 def _to_rewrite(table: Table) -> DeltaTable | None:
     handle = table.open()
     return None if handle is None else table.writable(handle, replaced=True)
@@ -340,8 +347,7 @@ def _commit_quarantine(state: ErasureState, hits: list[ScannedFile], tables: Map
         # First: after the commit a full refresh could not attribute these records to the people.
         undecodable = _coordinates(file.records for file in hits) - _coordinates([state.people.records])
         add_records(state.pipeline.lakehouse, state.hashes, undecodable)
-        commit(without(state.pipeline.quarantine, tables[QUARANTINE], hits, state.pipeline.run_id))
-        state.erased(QUARANTINE, hits)
+        state.commit(QUARANTINE, tables[QUARANTINE], hits)
         state.from_quarantine = pa.concat_tables([state.from_quarantine, *(file.records for file in hits)])
     failpoints.reach("erase_quarantine_committed")
 
@@ -355,14 +361,9 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
     batches = Counter[int]()
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([file.records for file in hits])).items():
         batches[batch] += rows
-    expected = txns(bronze, [Txn.INCARNATION])
     info = {ERASED_BY_BATCH: json.dumps(batches)}
-    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expect_transactions=expected, info=info))
-    state.erased(BRONZE, hits)
-    after = state.pipeline.open_bronze()
-    if after is None:
-        raise ConflictError(f"{state.pipeline.bronze.name} was removed during an erasure")
-    return after
+    landed = state.commit(BRONZE, bronze, hits, expect_transactions=txns(bronze, [Txn.INCARNATION]), info=info)
+    return landed.handle or bronze
 
 
 def _coordinates(records: Iterable[pa.Table]) -> set[Record]:
@@ -397,7 +398,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     handle = state.pipeline.tables.open(table) if table.part is not None else table.open()
     if handle is None:
         return None
-    _scan_added_files(state, table, handle, hits)
+    hits += state.scan({table.key: handle}, {file.path for file in hits}).get(table.key, [])
     advance = {identity.erased_app: erasures(bronze)}
     taken = handle.transaction_version(identity.app)
     if taken is not None:
@@ -405,23 +406,9 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
         advance[identity.app] = taken
     is_counted = state.done_before is not None and identity.erased(handle) >= state.done_before > 0 and not hits
     if not is_counted:
-        advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(file.rows for file in hits))
+        advance |= _counters(state, handle, identity.taken(handle) or 0, game, _rows(hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
     return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
-
-
-def _scan_added_files(state: ErasureState, table: Table, handle: DeltaTable, hits: list[ScannedFile]) -> None:
-    """Scan the files of a version that are not known to be clean, and not among `hits`; those with rows are added to `hits`."""
-    known = state.clean[table.key] | {file.path for file in hits}
-    task = EraseTask({table.key: table}, state.people, rewrite=True)
-    for path in paths(handle):
-        if path in known:
-            continue
-        file = task.scan(table.key, path)
-        if file.rows:
-            hits.append(file)
-        else:
-            state.clean[table.key].add(path)
 
 
 def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:
@@ -451,21 +438,19 @@ def remove_old_files(pipeline: Pipeline, result: Erasure, people: PeopleToErase)
     handles = {name: handle for name in lakehouse.names() if (handle := lakehouse.table(name).open_to_read()) is not None}
     pipeline.on_progress(f"erasure: older files of {len(handles)} tables")
     # Bronze first: its rows lead to those of quarantine, and of silver with another id.
-    bronze = {BRONZE: handles[BRONZE]} if BRONZE in handles else {}
-    in_bronze = _search(pipeline, people, bronze)
-    people = people.with_records(file.records for file in in_bronze)
-    others = {name: handle for name, handle in handles.items() if _is_searched(name, handle, people)}
-    _remove(pipeline, result, others, _search(pipeline, people, others))
-    _remove(pipeline, result, bronze, in_bronze)
+    of_bronze = _search(pipeline, people, {name: handle for name, handle in handles.items() if name == BRONZE})
+    people = people.with_records(file.records for file in of_bronze)
+    with_rows = {
+        name: handle
+        for name, handle in handles.items()
+        if name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, people.key))
+    }
+    _remove(pipeline, result, handles, _search(pipeline, people, with_rows))
+    _remove(pipeline, result, handles, of_bronze)
     for name, handle in handles.items():
         if _clean_log(lakehouse.table(name), handle, people):
             result.cleaned_logs.append(lakehouse.table(name).name)
     result.vacuumed = True
-
-
-def _is_searched(name: str, handle: DeltaTable, people: PeopleToErase) -> bool:
-    """Whether it is a table after bronze with files that may have rows of these people."""
-    return name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, people.key))
 
 
 def old_files(table: Table, handle: DeltaTable) -> list[str]:
@@ -532,17 +517,14 @@ def _clean_log(table: Table, handle: DeltaTable, people: PeopleToErase) -> bool:
 
 
 def _names_one(system: FileSystem, path: str, people: PeopleToErase) -> bool:
-    """Whether a log file has an id in a file's statistics."""
-    return any(is_person(column, people.key) and str(value) in people.ids for column, value in _bounds(system, path))
-
-
-def _bounds(system: FileSystem, path: str) -> Iterator[tuple[str, Any]]:
-    """(column, minimum or maximum) of the files that a log file adds; empty if maintenance has deleted it."""
+    """Whether a log file has an id in a file's statistics; it has none if maintenance has deleted it."""
     with suppress(FileNotFoundError):
         for add in _added(system, path):
             for stats in (json.loads(add.get("stats") or "{}"), add.get("stats_parsed") or {}):
-                yield from (stats.get("minValues") or {}).items()
-                yield from (stats.get("maxValues") or {}).items()
+                bounds = [*(stats.get("minValues") or {}).items(), *(stats.get("maxValues") or {}).items()]
+                if any(is_person(column, people.key) and str(value) in people.ids for column, value in bounds):
+                    return True
+    return False
 
 
 def _added(system: FileSystem, path: str) -> list[Mapping[str, Any]]:

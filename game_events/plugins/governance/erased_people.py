@@ -22,8 +22,8 @@ from game_events.lakehouse.commits.transactions import erasures
 from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import BRONZE, ERASED_PEOPLE, Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.plugins.governance.filter_worker import ErasedPeople, Record, id_hash
 from game_events.plugins.governance.settings import KEY, required_key
+from game_events.plugins.governance.workers import ErasedPeople, Record, id_hash
 
 ATTEMPTS = 20
 

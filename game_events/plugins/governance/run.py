@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import commit, retry_on_conflict
+from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, oldest_batch, txns
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.storage import write_out
@@ -34,7 +34,7 @@ from game_events.lakehouse.tables import (
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.quarantine import finish_reset, intact_tables, note_replay
+from game_events.pipeline.quarantine import complete_quarantine, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.governance.commits import (
@@ -44,9 +44,7 @@ from game_events.plugins.governance.commits import (
     find_erased_rows,
     replaced_files,
     run_task,
-    without,
 )
-from game_events.plugins.governance.erase_worker import PeopleToErase, ScannedFile
 from game_events.plugins.governance.erased_people import (
     HASH_CHARS,
     add_people,
@@ -54,8 +52,8 @@ from game_events.plugins.governance.erased_people import (
     hashes_of,
     read_erased_people,
 )
-from game_events.plugins.governance.filter_worker import ErasedPeople, RecoverTask
 from game_events.plugins.governance.settings import required_key
+from game_events.plugins.governance.workers import ErasedPeople, PeopleToErase, RecoverTask
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
@@ -148,29 +146,25 @@ def _keep_out(state: ErasureState, key: bytes) -> None:
     report = state.report
     # First: a commit to quarantine would hide a restore of it from the next run.
     intact_tables(pipeline, report)
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
     before = add_people(pipeline.lakehouse, key, state.hashes, pipeline.run_id)
     failpoints.reach("erase_listed")
     bronze = pipeline.open_bronze()
     if bronze is not None and before.unfinished:  # of the same people
         state.done_before = erasures(bronze)
-    _fence(pipeline)
+    _fence(state)
     # A commit to bronze before the fence may lack its commit to quarantine, with rows from before the list.
-    finish_reset(pipeline, report)
-    note_replay(pipeline)
+    complete_quarantine(pipeline, report)
 
 
 @retry_on_conflict()
-def _fence(pipeline: Pipeline) -> None:
+def _fence(state: ErasureState) -> None:
     """Commit to bronze, so that every run that read the old list fails to commit, and plans again."""
-    bronze = pipeline.open_bronze()
-    if bronze is None:
-        return
-    # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
-    expected = txns(bronze, [Txn.BATCH])
-    advance = {app: int(batch or 0) for app, batch in expected.items()}
-    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expect_transactions=expected, set_transactions=advance))
+    bronze = state.pipeline.open_bronze()
+    if bronze is not None:
+        # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
+        batch = counter(bronze, Txn.BATCH)
+        state.commit(BRONZE, bronze, [], expect_transactions=txns(bronze, [Txn.BATCH]), set_transactions={Txn.BATCH: batch})
 
 
 def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
@@ -186,21 +180,16 @@ def _erase_layers(state: ErasureState) -> None:
     bronze = state.pipeline.open_bronze()
     if bronze is None:
         return
+    key = state.people.key
+    if counter(bronze, Txn.BATCH) and has_decoded_columns(bronze) and not has_persons(bronze, key):
+        # With this setting no row would be found.
+        raise ConfigurationError(f"bronze has no column {key!r}: set GAME_EVENTS_KEY_COLUMN to the column of a person's id")
     state.people = replace(state.people, oldest_batch=oldest_batch(bronze))
-    _require_id_column(state.pipeline, bronze)
     if state.done_before is not None:
         find_erased_rows(state, bronze)
     _repeat(state, erase_events)
     if not state.result.dry_run:
         _refresh_gold(state)
-
-
-def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
-    """Refuse a wrong setting, with which no row would be found."""
-    if counter(bronze, Txn.BATCH) and has_decoded_columns(bronze) and not has_persons(bronze, pipeline.settings.key_column):
-        raise ConfigurationError(
-            f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the column of a person's id"
-        )
 
 
 def _refresh_gold(state: ErasureState) -> None:
@@ -230,9 +219,12 @@ def _erase_others(state: ErasureState) -> bool:
     refused: list[DataError] = []
     for name, files in hits.items():
         try:
-            if not state.result.dry_run:
-                _commit_other(state, name, tables[name], files)
-            state.erased(name, files)
+            if state.result.dry_run:
+                state.erased(name, files)
+                continue
+            expected = txns(tables[name], [Txn.COMMITS])
+            advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
+            state.commit(name, tables[name], files, expect_transactions=expected, set_transactions=advance)
         except ConflictError:
             continue  # with a refresh of the table, which is scanned again
         except DataError as error:
@@ -252,10 +244,3 @@ def _other_tables(pipeline: Pipeline) -> dict[str, DeltaTable]:
         if handle is not None and has_persons(handle, pipeline.settings.key_column):
             tables[name] = handle
     return tables
-
-
-def _commit_other(state: ErasureState, name: str, handle: DeltaTable, files: list[ScannedFile]) -> None:
-    expected = txns(handle, [Txn.COMMITS])
-    advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
-    table = state.pipeline.lakehouse.table(name)
-    commit(without(table, handle, files, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance))

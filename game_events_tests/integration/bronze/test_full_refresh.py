@@ -19,7 +19,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.audits import gold_equals_recompute
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_unique
-from game_events.pipeline.quarantine import finish_reset
+from game_events.pipeline.quarantine import complete_quarantine
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import replay
@@ -216,9 +216,9 @@ def test_between_its_two_commits_no_replay_and_no_run_doubles_or_loses_a_row(set
         replace_bronze(make_pipeline(settings), RunReport())
     sent = sent.merge(send(settings, version=1, poison=0.5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("game_events.pipeline.bronze.load.finish_reset", lambda *_: None)
+        patch.setattr("game_events.pipeline.bronze.load.complete_quarantine", lambda *_: None)
         load_bronze(make_pipeline(settings), RunReport())
-    finish_reset(make_pipeline(settings), RunReport())
+    complete_quarantine(make_pipeline(settings), RunReport())
     assert refresh(make_pipeline(settings)).success
     assert_books_balance(settings, sent)
 

@@ -11,8 +11,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline import quarantine as replay_notes
-from game_events.pipeline import reprocessing as replay_due
+from game_events.pipeline import quarantine
 from game_events.pipeline import reprocessing as replay_module
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
@@ -193,7 +192,7 @@ def test_a_concurrent_replay_in_the_middle_of_a_replays_notes_neither_fails_it_n
     def after_a_concurrent_commit(write, table, *given):
         if table.key == QUARANTINE and not concurrent:
             concurrent.append(None)
-            replay_notes.note_replay(make_pipeline(settings))
+            quarantine.complete_quarantine(make_pipeline(settings), RunReport())
         return write(table, *given)
 
     with at_commit(after_a_concurrent_commit):
@@ -205,16 +204,16 @@ def test_a_concurrent_replay_in_the_middle_of_a_replays_notes_neither_fails_it_n
     more = sent_with_hidden_schema(make_settings, proxy, version=3)
     refresh(make_pipeline(settings))
     proxy.show_all()
-    real_note, concurrent = replay_module.note_replay, []
+    real_complete, concurrent = replay_module.complete_quarantine, []
 
-    def note_then_replay(pipeline):
-        real_note(pipeline)
+    def complete_then_replay(pipeline, report):
+        real_complete(pipeline, report)
         if not concurrent:
             concurrent.append(None)
             with power_cut_at("replay_committed"):
                 replay(make_pipeline(settings), RunReport(), ReplaySelection())
 
-    monkeypatch.setattr(replay_module, "note_replay", note_then_replay)
+    monkeypatch.setattr(replay_module, "complete_quarantine", complete_then_replay)
     assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
     assert concurrent
     refresh(make_pipeline(settings))
@@ -264,7 +263,7 @@ def test_rows_that_do_not_decode_although_their_schema_is_known_are_tried_once_a
         report = RunReport()
         load_bronze(make_pipeline(settings), report)
         with at_failpoints(lambda point, _: tries.append(point) if point == "replay_staged" else None):
-            replay_due.replay_what_became_known(make_pipeline(settings), report)
+            replay_module.replay_what_became_known(make_pipeline(settings), report)
         return report.replayed, len(tries)
 
     proxy.hide(schema_id)

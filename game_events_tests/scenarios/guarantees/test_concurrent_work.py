@@ -78,12 +78,12 @@ def test_a_full_refresh_that_two_runs_finish_at_once_fails_neither_although_the_
         rows = real(*arguments)
         if not rivals:
             rivals.append(RunReport())
-            quarantine_reset.finish_reset(make_pipeline(settings), rivals[0])
+            quarantine_reset.complete_quarantine(make_pipeline(settings), rivals[0])
         return rows
 
     monkeypatch.setattr(quarantine_reset, "read_files", overtaken)
     mine = RunReport()
-    quarantine_reset.finish_reset(make_pipeline(settings), mine)
+    quarantine_reset.complete_quarantine(make_pipeline(settings), mine)
     assert (len(rivals[0].tables), len(mine.tables)) == (1, 0)
     assert refresh(make_pipeline(settings)).success
     assert_books_balance(settings, sent)

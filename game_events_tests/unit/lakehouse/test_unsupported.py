@@ -24,7 +24,7 @@ from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.silver import refresh
 from game_events.plugins.catalog.sql import TablesSql
 from game_events.plugins.governance.commits import Erasure, ErasureState, erase_events
-from game_events.plugins.governance.erase_worker import PeopleToErase
+from game_events.plugins.governance.workers import PeopleToErase
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.model.world import World

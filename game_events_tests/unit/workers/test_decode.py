@@ -18,7 +18,7 @@ from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.plugins.governance.filter_worker import ErasedPeople, id_hash
+from game_events.plugins.governance.workers import ErasedPeople, id_hash
 from game_events.sources.source import RECORD_SCHEMA
 from game_events.workers.decode import BronzeTask, StoredTask
 from game_events.workers.results import StagedRows

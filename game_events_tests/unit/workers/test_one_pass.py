@@ -13,7 +13,7 @@ import pytest
 from game_events.decoding.decoder import DecodePlan
 from game_events.lakehouse.data.columns import BRONZE_ONLY
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.plugins.governance.filter_worker import ErasedPeople, id_hash
+from game_events.plugins.governance.workers import ErasedPeople, id_hash
 from game_events.workers.decode import BronzeTask
 from game_events.workers.fanout import INVALID, OnePassTask, Routing
 from game_events.workers.results import StagedRows

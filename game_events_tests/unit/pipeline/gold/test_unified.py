@@ -15,7 +15,7 @@ from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.catalog.sql import TablesSql
 from game_events.plugins.governance.commits import Erasure, remove_old_files, without
-from game_events.plugins.governance.erase_worker import EraseTask, PeopleToErase
+from game_events.plugins.governance.workers import EraseTask, PeopleToErase
 from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT

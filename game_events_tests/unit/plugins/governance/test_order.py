@@ -144,10 +144,10 @@ def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_
 
 def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):
     order = []
-    for name in ("finish_reset", "note_replay", "_fence"):
+    for name in ("complete_quarantine", "_fence"):
         monkeypatch.setattr(erasure, name, lambda *_, name=name: order.append(name))
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
-    assert order == ["finish_reset", "note_replay", "_fence", "finish_reset", "note_replay"]
+    assert order == ["complete_quarantine", "_fence", "complete_quarantine"]
 
 
 def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipeline):

@@ -19,8 +19,14 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.plugins.governance.erase_worker import PeopleToErase
-from game_events.plugins.governance.filter_worker import MOST_BYTES, ErasedPeople, ErasedPeopleFilter, id_hash, texts_of
+from game_events.plugins.governance.workers import (
+    MOST_BYTES,
+    ErasedPeople,
+    ErasedPeopleFilter,
+    PeopleToErase,
+    id_hash,
+    texts_of,
+)
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.worlds.undecodable_rows import WHOM, quarantined
 

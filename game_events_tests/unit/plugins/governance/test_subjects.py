@@ -7,7 +7,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from game_events.plugins.governance.erase_worker import PeopleToErase
+from game_events.plugins.governance.workers import PeopleToErase
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.worlds.undecodable_rows import WHOM, quarantined
 
