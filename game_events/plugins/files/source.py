@@ -322,7 +322,6 @@ class FileSource(Source):
         self.place = SourceLocation.of(settings, settings.files_path)
         self._context = context
         self._log = FileLog(context.lakehouse or Lakehouse.of(settings), context.run_id)
-        self._checked = "not yet"
         #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
         self.archive = None
         self._known = LogContent()
@@ -338,14 +337,10 @@ class FileSource(Source):
         return named_schema(self.settings, SchemaRegistry(self.settings))
 
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
-        """The files that can be read now; new ones are added to the file log.
-
-        Args:
-            take_in: False: new files are only counted, nothing is written.
-            full_refresh: the files replace bronze, so records of an archive may be read again.
+        """The files that can be read now; new ones are added to the file log, or only counted without `take_in`.
 
         Raises:
-            ConfigurationError: no such folder, the object store refuses access, or records would be read twice.
+            ConfigurationError: no such folder, the object store refuses access, or an archive's records would be read twice.
             TransientError: the object store does not answer.
             DataError: the file log was restored, or is not the one that bronze was read by.
             ConflictError: concurrent runs won every attempt to add files.
@@ -460,7 +455,7 @@ class FileSource(Source):
         return ()
 
     def check(self) -> str:
-        """Number of files."""
+        """Their number."""
         now = self.snapshot()
         named = ", ".join(s.format for s in self.schemas()) or "no schema of the settings"
         return (
@@ -523,8 +518,6 @@ class FileSource(Source):
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
-        if known.log_id == self._checked:
-            return
         read_by = self._context.id_read(FILES, FILES) if self._context.id_read is not None else None
         if read_by is not None and read_by != known.log_id:
             raise DataError(
@@ -532,25 +525,20 @@ class FileSource(Source):
                 "were read, and all of them would be read again. Nothing was changed: put it back; or delete bronze_events and "
                 "quarantine_events too, to read everything again"
             )
-        self._checked = known.log_id
 
     def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
         """New files that seem to be complete; others are left for a later snapshot."""
         now = time.time()
         settled = [file for file in new if now - file.modified_us / 1e6 >= self.settings.files_settle_s]
-        asked = [file for file in settled if self._may_lack_end(file, now)]
+        young = [file for file in settled if now - file.modified_us / 1e6 < self.settings.files_incomplete_s]
+        parquet = [file for file in young if format_of(file.path, self.settings.files_format)[0] == PARQUET]
+        asked = [file for file in parquet if file not in self._ended]  # they may still be written
         if not asked:
             return settled
         with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
             ends = dict(zip(asked, pool.map(self._has_end, asked), strict=True))
         self._ended = {file for file in settled if ends.get(file, file in self._ended)}
         return [file for file in settled if ends.get(file, True)]
-
-    def _may_lack_end(self, file: SourceFile, now: float) -> bool:
-        """Whether a file is one of Parquet that may still be written."""
-        is_parquet = format_of(file.path, self.settings.files_format)[0] == PARQUET
-        is_young = now - file.modified_us / 1e6 < self.settings.files_incomplete_s
-        return is_parquet and is_young and file not in self._ended
 
     def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file exists and has the last bytes of its footer."""

@@ -127,13 +127,14 @@ class KafkaAdmin:
         self._seen.update(described)
         return described
 
-    def offset_ranges(self, partitions: Collection[Partition]) -> tuple[Offsets, Offsets, Offsets]:
+    def snapshot(self, partitions: Collection[Partition]) -> SourceSnapshot:
         """First offset, end of the committed ones, and leader epoch (if known) of each partition; raises as `describe`."""
         first = self._listed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         last = self._listed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        epochs = {partition: end.leader_epoch for partition, end in last.items() if end.leader_epoch is not None}
-        starts = {partition: result.offset for partition, result in first.items()}
-        return starts, {partition: result.offset for partition, result in last.items()}, epochs
+        earliest = {partition: result.offset for partition, result in first.items()}
+        latest = {partition: result.offset for partition, result in last.items()}
+        epochs = {partition: result.leader_epoch for partition, result in last.items() if result.leader_epoch is not None}
+        return SourceSnapshot(earliest, latest, epochs=epochs)
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
         """Partition -> first offset of a record not older than a time; partitions without such a record are left out."""
@@ -143,14 +144,13 @@ class KafkaAdmin:
     def epochs_before(self, offsets: Offsets, earliest: Offsets) -> Offsets:
         """Partition -> epoch of the last record before an offset; partitions without a record right before it are left out.
 
-        `earliest`: partition -> first offset that still exists. `PARTITIONS_AT_ONCE` partitions share one wait, the
-        longest for an answer. Raises ConfigurationError or TransientError if the broker refuses or does not answer.
+        `earliest`: partition -> first offset that still exists. Raises as `describe`.
         """
         first = {partition: max(earliest.get(partition, 0), offset - LOOK_BACK) for partition, offset in offsets.items()}
         asked = [partition for partition, offset in offsets.items() if first[partition] < offset]
-        epochs: Offsets = {}
         if not asked:
-            return epochs
+            return {}
+        epochs: Offsets = {}
         memory = CauseMemory(self.servers)
         consumer = new_client(self._consume, client_options(self._settings, {}) | _EPOCHS_CONSUMER | {"error_cb": memory})
         try:
@@ -295,11 +295,10 @@ class KafkaSource(Source):
         partitions = []
         for name, description in sorted(self._described().items()):
             partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
-        earliest, latest, epochs = self.admin.offset_ranges(self._assigned(partitions))
-        return SourceSnapshot(earliest, latest, epochs=epochs)
+        return self.admin.snapshot(self._assigned(partitions))
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
-        """See `Source.offsets_at`; raises as `snapshot`."""
+        """Raises as `snapshot`."""
         return self.admin.offsets_at(partitions, when)
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:
