@@ -53,16 +53,13 @@ def read_header(head: bytes) -> tuple[str, str, bytes, int]:
     if not head.startswith(MAGIC):
         raise DamageError(Reason.MALFORMED, "it does not begin as an Avro file does")
     header: dict[str, bytes] = {}
-    at = len(MAGIC)
-    while True:
-        count, at = read_long(head, at)
-        if count < 0:
-            _, at = read_long(head, at)
-        for _ in range(abs(count)):
-            key, at = read_bytes(head, at)
-            header[key.decode()], at = read_bytes(head, at)
-        if count == 0:
-            break
+
+    def entry(buf: bytes, pos: int) -> int:
+        key, pos = read_bytes(buf, pos)
+        header[key.decode()], pos = read_bytes(buf, pos)
+        return pos
+
+    _, at = read_blocks(head, len(MAGIC), 2, Budget(), entry)
     if len(head) < at + SYNC_BYTES or "avro.schema" not in header:
         raise DamageError(Reason.TRUNCATED, "its header is not complete")
     codec = header.get("avro.codec", b"null").decode()
@@ -203,8 +200,7 @@ def unpack(data: bytes, codec: str) -> bytes:
                 raise ValueError("it is truncated, or too large")
             return unpacked
         case "snappy":
-            size = _snappy_size(data)
-            unpacked = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
+            unpacked = pa.decompress(data[:-4], decompressed_size=_snappy_size(data), codec="snappy", asbytes=True)
             if zlib.crc32(unpacked) != int.from_bytes(data[-4:], "big"):
                 raise ValueError("wrong checksum")
             return bytes(unpacked)
