@@ -30,7 +30,7 @@ from game_events.sources.source import RAW_SCHEMA, RECORD_SCHEMA, Gap, Integers,
 #: Kind of the source, and the name that its one partition has instead of a topic's.
 FILES = "files"
 PARTITION = 0
-#: Offsets of one file.
+#: Offsets of one file: its first is as many times its number.
 FILE_ROWS = 2**32
 #: Records of a batch: large files are divided, also by `BATCH_BYTES`.
 BATCH_ROWS = 20_000
@@ -249,7 +249,7 @@ def _headers(identity: bytes | None, count: int) -> pa.ListArray:
 
 def _place(file: FilePart, positions: Integers) -> dict[str, pa.Array]:
     count = len(positions)
-    offsets = pa.array(first_offset(file.number) + positions, pa.int64())
+    offsets = pa.array(file.number * FILE_ROWS + positions, pa.int64())
     return {
         "topic": pa.repeat(pa.scalar(FILES), count),
         "topic_id": pa.repeat(pa.scalar(file.log_id), count),
@@ -261,16 +261,6 @@ def _place(file: FilePart, positions: Integers) -> dict[str, pa.Array]:
         "file_position": pa.array(positions, pa.int64()),
         "headers": _headers(None, count),
     }
-
-
-def first_offset(number: int) -> int:
-    """Offset of the first record of a file; also the end of the files before it."""
-    return number * FILE_ROWS
-
-
-def number_of(offset: int) -> int:
-    """Number of the file that contains an offset."""
-    return offset // FILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -287,7 +277,7 @@ class FileGap(Gap):
         return None
 
     def __str__(self) -> str:
-        return f"file {self.path}" if self.path else f"file number {number_of(self.start)} of source_files"
+        return f"file {self.path}" if self.path else f"file number {self.start // FILE_ROWS} of source_files"
 
 
 def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:

@@ -52,9 +52,7 @@ from game_events.plugins.files.records import (
     FileLimits,
     FilePart,
     NamedSchema,
-    first_offset,
     identity_bytes,
-    number_of,
 )
 from game_events.schema_registry import SchemaLookup, SchemaRegistry
 from game_events.sources.factory import since
@@ -355,7 +353,7 @@ class FileSource(Source):
         end = len(known.entries)
         refuse_twice = self._context.refuse_twice
         if refuse_twice and self.archive is not None and take_in and not full_refresh:  # before its files get numbers
-            refuse_twice(self.archive, {_partition_of(known): first_offset(end + len(ready))})
+            refuse_twice(self.archive, {_partition_of(known): (end + len(ready)) * FILE_ROWS})
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
@@ -367,7 +365,7 @@ class FileSource(Source):
             end = len(known.entries)
         self._known = known
         files = _partition_of(known)
-        return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
+        return SourceSnapshot({files: 0}, {files: end * FILE_ROWS}, FILE_ROWS)
 
     def _listed(self) -> Sequence[SourceFile]:
         """The files that are there: of an archive those of its newest version."""
@@ -391,11 +389,11 @@ class FileSource(Source):
         """Partition -> first offset of a file that was written at a time or later."""
         since = int(when.timestamp() * 1_000_000)
         first = next((number for number, file in enumerate(self._known.entries) if file.modified_us >= since), None)
-        return {} if first is None else dict.fromkeys(partitions, first_offset(first))
+        return {} if first is None else dict.fromkeys(partitions, first * FILE_ROWS)
 
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
-        first = number_of(next(iter(reached.values()), 0))
+        first = next(iter(reached.values()), 0) // FILE_ROWS
         size = 0
         files = self._known.entries[first : first + self.settings.files_per_batch]
         for count, entry in enumerate(files):
@@ -407,13 +405,13 @@ class FileSource(Source):
     def entries(self, batch: MicroBatch) -> Iterator[tuple[int, SourceFile]]:
         """Numbers and files of a batch, including missing ones."""
         for partition, end in batch.end.items():
-            first = number_of(batch.start[partition])
-            yield from enumerate(self._known.entries[first : number_of(end)], first)
+            first = batch.start[partition] // FILE_ROWS
+            yield from enumerate(self._known.entries[first : end // FILE_ROWS], first)
 
     def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:
         """Files of a batch that do not exist any more, by the last snapshot."""
         return tuple(
-            FileGap(FILES, self._known.log_id, PARTITION, first_offset(number), first_offset(number + 1), file.path)
+            FileGap(FILES, self._known.log_id, PARTITION, number * FILE_ROWS, (number + 1) * FILE_ROWS, file.path)
             for number, file in self.entries(batch)
             if file.path not in self._there
         )
@@ -428,7 +426,7 @@ class FileSource(Source):
         missing = [
             file.path
             for number, file in enumerate(self._known.entries)
-            if file.path not in self._there or first_offset(number) < first
+            if file.path not in self._there or number * FILE_ROWS < first
         ]
         elsewhere = F.lit(True) if self.archive is not None and origins is None else since(origins or {})
         # By the file: records of an archive have Kafka's coordinates.

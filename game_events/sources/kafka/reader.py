@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -162,11 +163,7 @@ class KeptConsumer:
 
     @contextmanager
     def lent(self, reading: KafkaReading) -> Iterator[OpenConsumer]:
-        """The consumer for a reading's options; kept afterwards, unless there was an error.
-
-        Raises:
-            TransientError, ConfigurationError: for an error of the client.
-        """
+        """The consumer for a reading's options; kept afterwards, unless there was an error."""
         taken = self._take(reading)
         self._kept = None
         try:
@@ -315,7 +312,8 @@ class _Assignment:
         number = damage.number
         partition = self._ranges[number].partition
         begin = max(int(self._reached[number]), damage.offset)
-        end = first_outside(lambda offset: self._is_in(damage, offset), begin, int(self._ends[number]))
+        behind = range(begin + 1, int(self._ends[number]))
+        end = begin + 1 + bisect_left(behind, True, key=lambda offset: not self._is_in(damage, offset))
         self._reached[number] = end
         detail = (
             f"offsets {begin} to {end - 1} are of a batch that cannot be read ({damage.text}): it is damaged, or larger than "
@@ -376,22 +374,6 @@ class _Assignment:
             self._opened.consumer.incremental_unassign([TopicPartition(p.topic, p.number) for p in partitions])
 
 
-def first_outside(inside: Callable[[int], bool], low: int, high: int) -> int:
-    """The first number behind `low`, at most `high`, that is not inside; those inside follow `low` without a gap."""
-    step = 1
-    while low + step < high and inside(low + step):
-        low += step
-        step *= 2
-    high = min(low + step, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if inside(middle):
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 class MessageColumns:
     """Messages as batches of columns; notes those that no column can hold."""
 
@@ -413,11 +395,11 @@ class MessageColumns:
 
     def _batch(self, partitions: Sequence[Partition], messages: Messages, sizes: Integers) -> pa.RecordBatch:
         records = messages.records
-        numbers = messages.numbers
+        numbers = pa.array(messages.numbers)
         columns = {
-            "topic": _of_each(pa.array([partition.topic for partition in partitions]), numbers),
-            "topic_id": _of_each(pa.array([partition.topic_id for partition in partitions]), numbers),
-            "partition": _of_each(pa.array([partition.number for partition in partitions], pa.int32()), numbers),
+            "topic": pa.array([partition.topic for partition in partitions]).take(numbers),
+            "topic_id": pa.array([partition.topic_id for partition in partitions]).take(numbers),
+            "partition": pa.array([partition.number for partition in partitions], pa.int32()).take(numbers),
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(partitions, messages),
             "key": pa.array(list(map(Message.key, records)), pa.binary()),
@@ -495,13 +477,6 @@ class MessageColumns:
         details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(whole, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
-
-
-def _of_each(values: pa.Array, numbers: Integers) -> pa.Array:
-    """The value of each record's range; most often all records are of one."""
-    if (numbers == numbers[0]).all():
-        return pa.repeat(values[int(numbers[0])], len(numbers))
-    return values.take(pa.array(numbers))
 
 
 def _parts(sizes: Integers) -> list[tuple[int, int]]:

@@ -244,7 +244,7 @@ class KafkaAdmin:
         if admin is None:
             admin = new_client(self._connect, client_options(self._settings, {}) | {"error_cb": memory})
         self._admin = None  # not used again after a failure
-        what = f"reading topic {topics_named(self._settings)}"
+        what = f"reading topic {KafkaSource.name(self._settings)}"
         try:
             answers: dict[Any, Any] = ask(admin)
         except KafkaException as error:
@@ -354,7 +354,8 @@ class KafkaSource(Source):
     @classmethod
     def name(cls, settings: Settings) -> str:
         """The topics, or their pattern."""
-        return topics_named(settings)
+        pattern = settings.kafka_topic_pattern
+        return ", ".join(settings.kafka_topics) if pattern is None else f"topics like {pattern}"
 
     @classmethod
     def holder(cls, settings: Settings) -> str:  # noqa: ARG003
@@ -445,12 +446,6 @@ class KafkaSource(Source):
             named = ", ".join(f"{topic}[{number}]" for topic, number in missing)
             raise ConfigurationError(f"Kafka {self.servers} has no partition {named}: correct GAME_EVENTS_KAFKA_ASSIGN")
         return [partition for partition in partitions if (partition.topic, partition.number) in assigned]
-
-
-def topics_named(settings: Settings) -> str:
-    """The topics of the settings, in messages."""
-    pattern = settings.kafka_topic_pattern
-    return ", ".join(settings.kafka_topics) if pattern is None else f"topics like {pattern}"
 
 
 def subject_of(topic: str) -> str:

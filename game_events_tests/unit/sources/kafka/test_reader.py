@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from game_events.decoding.frame import KEPT_BYTES, Reason
 from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.sources.kafka import reader
-from game_events.sources.kafka.reader import MAX_TIMESTAMP_MS, KafkaReading, KeptConsumer, Range, first_outside, planned_ranges
+from game_events.sources.kafka.reader import MAX_TIMESTAMP_MS, KafkaReading, KeptConsumer, Range, planned_ranges
 from game_events.sources.source import RECORD_SCHEMA, Partition, ReadNotes
 from game_events_tests.support.sources import rows_of
 
@@ -320,19 +320,6 @@ def test_a_row_of_a_batch_that_cannot_be_read_says_what_to_do():
 def test_a_batch_behind_the_range_that_cannot_be_read_is_not_looked_at():
     broker = Broker(message(0), message(1), damaged={("t", 0): [(2, 9)]})
     assert places(read(broker, Range(SPLITS[0], 0, 2))) == [(0, 0), (0, 1)]
-
-
-@given(low=st.integers(0, 10**6), inside=st.integers(1, 10**6), room=st.integers(1, 10**6))
-def test_the_end_of_a_run_is_found_with_few_looks(low, inside, room):
-    looks = []
-
-    def holds(number):
-        looks.append(number)
-        return number < low + inside
-
-    assert first_outside(holds, low, low + room) == low + min(inside, room)
-    assert len(looks) <= 2 * min(inside, room).bit_length()
-    assert all(low < number < low + room for number in looks)
 
 
 # --- errors
