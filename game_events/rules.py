@@ -70,18 +70,9 @@ def require_unique(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return rules
 
 
-def all_rules(settings: Iterable[Rule], modules: Iterable[object]) -> tuple[Rule, ...]:
-    """The rules of the settings and those that modules list as `RULES`.
-
-    Raises:
-        ConfigurationError: a list holds other values than rules, or a name is used twice in its layer.
-    """
-    rules = list(settings)
-    for item in modules:
-        if not isinstance(item, Rule):
-            raise ConfigurationError(f"RULES of a module of GAME_EVENTS_EXTENSIONS holds {item!r}: only game_events.rules.Rule")
-        rules.append(item)
+def all_rules(settings: Iterable[Rule], modules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules of the settings and those that modules list as `RULES`; ConfigurationError for a name twice in its layer."""
     try:
-        return require_unique(tuple(rules))
+        return require_unique((*settings, *modules))
     except ValueError as error:
         raise ConfigurationError(f"{error} (GAME_EVENTS_RULES and the modules of GAME_EVENTS_EXTENSIONS together)") from None

@@ -52,9 +52,8 @@ class SchemaLimits:
     """What one schema may cost.
 
     Attributes:
-        answer_bytes: bytes of one answer.
+        answer_bytes, text_bytes: of one answer, of one text.
         references: files that it may import, directly and indirectly.
-        text_bytes: bytes of one text.
         schema_bytes, schema_s: bytes of it with all that it imports, and seconds to fetch them (plus one answer).
     """
 
@@ -163,10 +162,7 @@ class SchemaRegistry(SchemaLookup):
         limits: SchemaLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error.
-
-        `clock`: seconds, for the time of one schema and after an outage.
-        """
+        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
         self.url = settings.schema_registry_url
         self._limits = limits or SchemaLimits()
         self._clock = clock
@@ -201,11 +197,7 @@ class SchemaRegistry(SchemaLookup):
         return RegistrySchema(schema_id, kind, text, tuple(texts.references.items()))
 
     def versions(self, subject: str) -> list[SubjectVersion]:
-        """All versions of a subject, oldest first; empty if there is no such subject. One call per version.
-
-        Raises:
-            TransientError: also for more versions than can be asked about in `SchemaLimits.schema_s`.
-        """
+        """One call per version; TransientError also for more than can be asked about in `SchemaLimits.schema_s`."""
         versions = []
         until = self._clock() + self._limits.schema_s
         for number in self.version_numbers(subject):

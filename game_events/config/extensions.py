@@ -17,6 +17,7 @@ from pyspark import cloudpickle
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError
 from game_events.extending import BUILT_IN, DECLARATION, PLAYER_AGG, GoldAggregate, SilverTransformation
+from game_events.rules import Rule
 
 #: A module's list of quality rules.
 RULES = "RULES"
@@ -29,7 +30,7 @@ class Extensions:
 
     transformations: tuple[SilverTransformation, ...] = ()
     aggregates: tuple[GoldAggregate, ...] = ()
-    rules: tuple[object, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     def transformed(self, game: str) -> bool:
         """Whether a game's silver may have another number of rows than bronze."""
@@ -57,7 +58,7 @@ def extensions_of(settings: Settings) -> Extensions:
 @lru_cache
 def _load(names: tuple[str, ...]) -> Extensions:
     declared: dict[int, object] = {}
-    rules: list[object] = []
+    rules: list[Rule] = []
     for name in names:
         module = _module(name)
         for value in vars(module).values():
@@ -65,8 +66,10 @@ def _load(names: tuple[str, ...]) -> Extensions:
             if declaration is not None:
                 declared[id(declaration)] = declaration
         listed = getattr(module, RULES, ())
-        if not isinstance(listed, list | tuple):
-            raise ConfigurationError(f"{SETTING}: {RULES} of {name} ({module.__file__}) must be a list")
+        if not isinstance(listed, list | tuple) or not all(isinstance(rule, Rule) for rule in listed):
+            raise ConfigurationError(
+                f"{SETTING}: {RULES} of {name} ({module.__file__}) must be a list of game_events.rules.Rule"
+            )
         rules += listed
     extensions = Extensions(
         tuple(d for d in declared.values() if isinstance(d, SilverTransformation)),

@@ -55,13 +55,10 @@ ALL_SETTINGS = "AllSettings"
 
 
 class GroupedYamlSource(YamlConfigSettingsSource):
-    """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`).
-
-    ConfigurationError for a name that is no setting.
-    """
+    """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`)."""
 
     def __call__(self) -> dict[str, Any]:
-        """The settings of the file, by their full names."""
+        """The settings, by their full names; ConfigurationError for a name that is none."""
         groups: defaultdict[str, set[str]] = defaultdict(set)
         for group in groups_of(self.settings_cls):
             groups[group.group].update(group.__annotations__)
@@ -101,7 +98,7 @@ class LocalStackSource(PydanticBaseSettingsSource):
     """Default addresses of Kafka and registry: those of the local stack (``game-events stack up``)."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
-        """Unused: `__call__` gives all fields."""
+        """Unused."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
@@ -172,11 +169,7 @@ class Settings(
 
 @cache
 def settings_class() -> type[Settings]:
-    """The class of the settings: the core's and those of every plug-in.
-
-    Raises:
-        ConfigurationError: a plug-in cannot be loaded, or has a setting of a name that is there already.
-    """
+    """The class of the settings: the core's and those of every plug-in; ConfigurationError for a name that is there twice."""
     groups: list[type[SettingsGroup]] = []
     names = set(Settings.model_fields)
     for group in parts("settings"):

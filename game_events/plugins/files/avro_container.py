@@ -67,10 +67,7 @@ def read_header(head: bytes) -> tuple[str, str, bytes, int]:
 
 
 def read_container(source: pa.NativeFile, file: FilePart, notes: ReadNotes, limits: FileLimits) -> Iterator[pa.RecordBatch]:
-    """Batches of a file's records, block by block, and rows for what cannot be read; `notes` gets the file's schema.
-
-    Raises LimitExceededError if the file decompresses to too many bytes.
-    """
+    """Batches of a file's records, and rows for what cannot be read; LimitExceededError if it decompresses to too much."""
     position = unpacked = 0
     try:
         text, codec, sync, at = read_header(source.read(MAX_HEADER))

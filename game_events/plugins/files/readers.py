@@ -108,7 +108,7 @@ def _batches(buffer: bytes, breaks: Integers, file: FilePart, position: int, ide
 def read_delimited(source: _Opened, file: FilePart, identity: bytes | None, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
     """Batches of a file's messages, then a row for the rest after an impossible length.
 
-    A message that is too large becomes a quarantine row and is skipped without being held in memory.
+    A message that is too large is skipped without being held in memory.
     """
     unfinished = b""
     position = 0
@@ -199,10 +199,7 @@ class _ParquetReader:
     notes: ReadNotes
 
     def batches(self, source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
-        """Batches of a file's rows, or of a part of them, and rows for what cannot be read.
-
-        Raises LimitExceededError if its rows are too many bytes.
-        """
+        """Batches of a file's rows, or of a part of them, and rows for what cannot be read; LimitExceededError."""
         file = self.file
         bounds = self.reading.bounds
         try:

@@ -108,11 +108,7 @@ def _is_refusal(error: KafkaError | None) -> bool:
 
 
 def client_options(settings: Settings, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Options of a client: `defaults`, then the settings', then the brokers. `error_cb` is left to the caller.
-
-    Raises:
-        ConfigurationError: as `refuse_unusable`.
-    """
+    """Options of a client: `defaults`, then the settings', then the brokers; raises as `refuse_unusable`."""
     own = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
     refuse_unusable(own)
     return {
@@ -206,10 +202,7 @@ def refuse_unusable(options: Mapping[str, str]) -> None:
 def with_file_contents(options: Mapping[str, object]) -> dict[str, object]:
     """The options with the contents of PEM files in place of their paths, for clients on other machines.
 
-    A directory of authorities, and a PKCS #12 file, must be on each machine.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or is no text.
+    A directory of authorities, and a PKCS #12 file, must be on each machine. ConfigurationError: a file cannot be read.
     """
     own = dict(options)
     for name in PEM_FILES:

@@ -69,7 +69,9 @@ def test_a_modules_declarations_are_found_in_their_order_and_stay_plain_function
             "Not this."
             return silver
 
-        RULES = ["a rule"]
+        from game_events.rules import Rule
+
+        RULES = [Rule(name="a_rule", sql="x")]
         assert first(3) == 3 and median(4) == 4
         """)
     assert [t.name for t in found.transformations] == ["second", "first"]
@@ -83,7 +85,7 @@ def test_a_modules_declarations_are_found_in_their_order_and_stay_plain_function
         "highest": "max(price)",
     }
     assert (median.description, median.layer, median.asset) == ("Half of it.", "gold:median", "gold_median")
-    assert found.rules == ("a rule",)
+    assert [rule.name for rule in found.rules] == ["a_rule"]
     assert (found.transformed("chess"), found.transformed("uno")) == (True, False)
 
 
@@ -138,6 +140,7 @@ def test_only_what_decides_its_values_is_part_of_an_aggregates_definition(load):
         ("def t(:", 3, "SyntaxError"),
         ("raise SystemExit(3)", 3, "SystemExit"),
         ("RULES = 3", None, "must be a list"),
+        ("RULES = ['amount > 0']", None, "list of game_events.rules.Rule"),
     ],
 )
 def test_a_bad_declaration_names_file_line_and_what_is_wrong(body, line, says, load, tmp_path):
