@@ -26,7 +26,7 @@ from game_events.plugins.files.readers import FileReading
 from game_events.plugins.files.records import FilePart, marked_records
 from game_events.plugins.files.source import FileSchemas, FileSource
 from game_events.schema_registry import RegistrySchema
-from game_events.sources.source import ReadNotes, SourceContext
+from game_events.sources.source import BATCH_BYTES, ReadNotes, SourceContext
 from game_events_tests.support.worlds.file_samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.unit.plugins.files.test_reader import KINDS, PLENTY, Read
 
@@ -169,7 +169,7 @@ def test_a_parquet_file_that_unpacks_to_more_than_fits_into_memory_is_read_in_sm
     files = put(tmp_path, "a.parquet", body), put(tmp_path, "b.parquet", parquet(range(3)))
     read = Read(tmp_path, *files, bounds=replace(PLENTY, memory=64 * 2**20, batch=2**23))
     assert sorted(read.rows) == [*((0, n) for n in range(150)), *((1, n) for n in range(3))]
-    assert max(batch.nbytes for batch in read.batches) < 40_000_000
+    assert max(batch.nbytes for batch in read.batches) < BATCH_BYTES + 2**23
 
 
 def test_a_row_that_does_not_fit_into_memory_at_all_is_what_is_left_of_its_row_group(tmp_path: Path) -> None:

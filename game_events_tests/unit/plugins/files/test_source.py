@@ -121,10 +121,10 @@ def test_a_schema_may_import_the_files_beside_it_but_not_in_a_circle(landing: Pa
     folder = landing.parent
     (folder / "inner.proto").write_text('syntax = "proto3"; message Inner { int64 n = 1; }')
     (folder / "a.proto").write_text('syntax = "proto3";\nimport "inner.proto";\nmessage A { Inner inner = 1; }')
-    one = source(file_settings, files_schema=str(folder / "a.proto"), files_message_type="A").schema
+    one = source(file_settings, files_schema=str(folder / "a.proto"), files_message_type="A")._schema
     assert one is not None
     assert [name for name, _ in one.schema.references] == ["inner.proto"]
     (folder / "inner.proto").write_text('syntax = "proto3";\nimport "other.proto";\nmessage Inner { Other other = 1; }')
     (folder / "other.proto").write_text('syntax = "proto3";\nimport "inner.proto";\nmessage Other { Inner inner = 1; }')
     with pytest.raises(ConfigurationError, match=r"a\.proto"):
-        source(file_settings, files_schema=str(folder / "a.proto"), files_message_type="A").schema  # noqa: B018 - it is made when asked for
+        source(file_settings, files_schema=str(folder / "a.proto"), files_message_type="A")._schema  # noqa: B018

@@ -201,7 +201,8 @@ def test_hundreds_of_partitions_are_assigned_some_at_a_time(monkeypatch):
 
 def test_batches_are_bounded_in_rows_and_bytes(monkeypatch):
     monkeypatch.setattr(reader, "BATCH_BYTES", 1_000)
-    monkeypatch.setattr(reader, "BATCH_RECORDS", 50)
+    monkeypatch.setattr("game_events.sources.source.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("game_events.sources.source.BATCH_RECORDS", 50)
     monkeypatch.setattr(reader, "MESSAGES", 20)
     log = [message(o, value=b"x" * (300 if o < 30 else 1)) for o in range(200)]
     batches = list(reading(Broker(*log), Range(SPLITS[0], 0, 200)).batches(0, ReadNotes()))
