@@ -145,6 +145,7 @@ class SchemaLookup(Protocol):
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
         """Schemas that came with the records; a registry has its own."""
+        return
 
 
 class SchemaRegistry(SchemaLookup):

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ from game_events.plugins.files.records import (
 from game_events.sources.source import BATCH_RECORDS, RAW_SCHEMA, Integers, Reading, ReadNotes, columns_of, joined
 
 #: An open file, which knows its size only if it is not compressed.
-_Opened = pa.NativeFile | DecompressedFile
+_Opened: TypeAlias = pa.NativeFile | DecompressedFile
 _BLANK = (9, 13, 32)
 #: Bytes of a message's length at most.
 _LENGTH_BYTES = 5
