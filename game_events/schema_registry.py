@@ -143,7 +143,7 @@ class SchemaLookup(Protocol):
         """The same with the ids of their schemas."""
         return []
 
-    def offer(self, schemas: Iterable[RegistrySchema]) -> None:
+    def offer(self, schemas: Iterable[RegistrySchema]) -> None:  # noqa: ARG002
         """Schemas that came with the records; a registry has its own."""
         return
 
