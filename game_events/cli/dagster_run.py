@@ -25,6 +25,7 @@ from game_events.errors import STOPS, ConfigurationError
 from game_events.jvm.private_folders import private_folder
 from game_events.lakehouse.tables import REPORTED, Layer
 from game_events.pipeline.reporting.result import RunResult
+from game_events.plugin import parts
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult
@@ -171,7 +172,6 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
     from dagster import DagsterInstance
 
     from game_events.definitions import build_defs
-    from game_events.orchestration.alerts import send_own_alerts
     from game_events.orchestration.jobs import allow_here
     from game_events.orchestration.keys import Keys, execute_here
     from game_events.orchestration.runs import (
@@ -203,7 +203,8 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
             {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}, "ops": {op.name: {"config": dict(config or {})}}},
             tags={**lakehouse_tag(settings), REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
         )
-        send_own_alerts(instance, settings, ended.run_id)
+        for told in parts("command_run_ended"):
+            told(instance, settings, ended.run_id)
     return _result(ended)
 
 

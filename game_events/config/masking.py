@@ -146,7 +146,6 @@ def _secrets(settings: Settings | None) -> set[str]:
     for group in groups_of(type(settings)):
         secrets.update(group.further_secrets(settings))
     secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
-    secrets |= secret_parts(value_of(settings.alert_webhook_url) or "")
     return secrets
 
 

@@ -58,10 +58,7 @@ UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 def unencrypted(settings: Settings) -> list[str]:
     """Messages about connections to other machines that can be read and changed on the way."""
-    receivers = [
-        Receiver("SCHEMA_REGISTRY_URL", settings.schema_registry_url, "schemas, and the registry's password"),
-        Receiver("ALERT_WEBHOOK_URL", value_of(settings.alert_webhook_url), "alerts, and the token in that address"),
-    ]
+    receivers = [Receiver("SCHEMA_REGISTRY_URL", settings.schema_registry_url, "schemas, and the registry's password")]
     for group in groups_of(type(settings)):
         receivers += group.receivers(settings)
     messages = [

@@ -22,7 +22,6 @@ from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
-from game_events.orchestration.alerts import Alert, send, send_alerts, watch_data
 from game_events.orchestration.checks import read_status
 from game_events.orchestration.continuous import start_again
 from game_events.orchestration.events import as_text, one_line, partition_table, plain, table
@@ -74,7 +73,6 @@ class Memory(SensorCursor):
         asked: offsets at the last request, `attempts`: requests made at it, `asked_at`: when (seconds since 1970).
         seen: offsets at the last tick, `seen_at`: when it was first seen.
         reported: offsets of the last event of the topic's asset, `reported_at`: when.
-        lag_is_high: an alert was sent, and none yet that it is over.
     """
 
     asked: str = ""
@@ -84,7 +82,6 @@ class Memory(SensorCursor):
     seen_at: float = 0.0
     reported: str = ""
     reported_at: float = 0.0
-    lag_is_high: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,6 @@ def start_runs(tick: Tick) -> dg.SensorResult:
     now = tick.clock()
     lag = read_lag(settings, TIMEOUT_S)
     events, memory = lag_event(settings, lag, Memory.read(tick.context.cursor), now)
-    memory = alert_on_lag(settings, lag, memory)
     writer = writer_of_bronze(tick.instance, tick.own_runs(settings), tick.graph.keys)
     if writer is not None:
         run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
@@ -190,32 +186,6 @@ def start_runs(tick: Tick) -> dg.SensorResult:
     key = unused_run_key(tick.instance, decision.run_key)
     request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
     return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
-
-
-def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory:
-    """Send one alert when the lag reaches `alert_lag_records`, and one when it has fallen below half of that.
-
-    Returns:
-        the memory with the alert noted; unchanged if the receiver did not take it, so that the next tick retries.
-    """
-    threshold = settings.alert_lag_records
-    records = lag.total_lag
-    topic = lag.name
-    if not threshold or settings.alert_webhook_url is None:
-        return memory.model_copy(update={"lag_is_high": False})
-    # Of the same alert, sent again, the receiver gets the same id.
-    ids = sorted({p.topic_id for p in lag.seen.latest})
-    at = f"{'+'.join(ids[:1])}:{sum(lag.seen.latest.values())}"
-    counts = {"lag": records, "threshold": threshold, "partitions": len(lag.seen.latest)}
-    if not memory.lag_is_high and records >= threshold:
-        text = f"{topic}: {records:,} records are not read yet (alert at {threshold:,})"
-        alert = Alert(id=f"lag_high:{at}", event="lag_high", summary=text, counts=counts)
-    elif memory.lag_is_high and records * 2 < threshold:
-        text = f"{topic}: lag is down to {records:,} records"
-        alert = Alert(id=f"recovered:lag_high:{at}", event="recovered", of="lag_high", summary=text, counts=counts)
-    else:
-        return memory
-    return memory.model_copy(update={"lag_is_high": alert.event == "lag_high"}) if send(settings, alert) else memory
 
 
 #: Versions with their changes in one event: a tick has to stay short.
@@ -475,20 +445,6 @@ SENSORS = (
         end_runs,
         "Runs of this lakehouse and machine with a killed process are marked as failed, and their pool slots given back; those "
         "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
-    ),
-    Sensor(
-        "alerts",
-        15,
-        send_alerts,
-        "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or "
-        "passes again.",
-    ),
-    Sensor(
-        "data_alarms",
-        60,
-        watch_data,
-        "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the "
-        "webhook an alert of records that were lost before they were read.",
     ),
     Sensor(
         "continuous_mode",
