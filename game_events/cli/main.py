@@ -30,40 +30,40 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 #: The core's commands. Those of plug-ins follow (`game_events.plugin`).
 CORE_COMMANDS = {
     "run": Command(
-        "game_events.cli.commands.run:app",
+        "game_events.cli.run:app",
         "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
     ),
     "doctor": Command(
-        "game_events.cli.commands.doctor:doctor",
+        "game_events.cli.run:doctor",
         "Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand.",
     ),
     "tables": Command(
-        "game_events.cli.commands.inspection:tables",
+        "game_events.cli.inspection:tables",
         "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
     "schema": Command(
-        "game_events.cli.commands.schema:app",
+        "game_events.cli.schema:app",
         "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
     ),
     "history": Command(
-        "game_events.cli.commands.inspection:history",
+        "game_events.cli.inspection:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
     ),
     "log": Command(
-        "game_events.cli.commands.inspection:log",
+        "game_events.cli.inspection:log",
         "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
     ),
-    "quarantine": Command("game_events.cli.commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
+    "quarantine": Command("game_events.cli.repair:app", "Rows that are in no other table: list them, and replay them."),
     "redecode": Command(
-        "game_events.cli.commands.jobs:redecode",
+        "game_events.cli.repair:redecode",
         "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
     ),
     "maintain": Command(
-        "game_events.cli.commands.jobs:maintain",
+        "game_events.cli.repair:maintain",
         "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
     "migrate": Command(
-        "game_events.cli.commands.jobs:migrate",
+        "game_events.cli.repair:migrate",
         "Give the tables of a lakehouse of game_events 0.1 today's names; no row changes. Killed, it is run again.",
     ),
 }

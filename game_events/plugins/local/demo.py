@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from game_events.cli.commands.run import run_and_show
 from game_events.cli.output import Json, Output
+from game_events.cli.run import run_and_show
 from game_events.config.names import simple_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
