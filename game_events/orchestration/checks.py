@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.orchestration.events import PlannedLayers, as_text, report_events
+from game_events.orchestration.events import PlannedLayers, as_text, report_events, some
 from game_events.orchestration.keys import (
     COVERS,
     DEFAULT,
@@ -35,7 +35,6 @@ from game_events.orchestration.keys import (
 )
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OwnRuns
-from game_events.orchestration.ticks import some
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
 from game_events.pipeline.checks.table_checks import FRESH, TableCheck, all_checks
 from game_events.pipeline.context import Pipeline, no_spark

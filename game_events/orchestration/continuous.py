@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus
@@ -42,7 +42,6 @@ from game_events.orchestration.runs import (
     ENDED_BY_ITSELF,
     HANDED_OVER,
     PROCESS_TAG,
-    REASON,
     ROW_CHANGING_TAG,
     UNFINISHED,
     OwnRuns,
@@ -51,7 +50,6 @@ from game_events.orchestration.runs import (
     this_process,
     worker_is_gone,
 )
-from game_events.orchestration.ticks import Tick
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
@@ -373,34 +371,33 @@ class PastRun:
     handed_over: bool = False
 
 
-@dataclass(frozen=True)
-class StartDecision:
-    """Whether to start a run now (its key; None: no run); why or why not, in words."""
+class Decision(NamedTuple):
+    """Whether a sensor asks for a run: why, or why not; the run's key (None: no run)."""
 
     why: str
     run_key: str | None = None
 
 
-def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecision:
+def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> Decision:
     """Decide from the newest runs, newest first."""
     if not runs:
-        return StartDecision(f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
+        return Decision(f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
     newest = runs[0]
     if newest.status in UNFINISHED:
-        return StartDecision(f"on: run {newest.run_id} is {newest.status.value.lower()}")
+        return Decision(f"on: run {newest.run_id} is {newest.status.value.lower()}")
     if newest.handed_over:
         left = newest.ended_s + HAND_OVER_S - now_s
         why = f"on: run {newest.run_id} has lasted long enough"
         # Each run hands over once, so no key is ever used twice.
-        return StartDecision(f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
+        return Decision(f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
-        return StartDecision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
+        return Decision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
     failures = _failures_in_a_row(runs)
     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
     left = newest.ended_s + pause - now_s
     if left > 0:
-        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+        return Decision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
     # Each run fails at most once, so no key is ever used twice.
     return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
 
@@ -417,8 +414,8 @@ def _failures_in_a_row(runs: Sequence[PastRun]) -> int:
     return failures
 
 
-def _after(run: PastRun, why: str) -> StartDecision:
-    return StartDecision(why, f"continuous-after-{run.run_id}")
+def _after(run: PastRun, why: str) -> Decision:
+    return Decision(why, f"continuous-after-{run.run_id}")
 
 
 def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> list[PastRun]:
@@ -434,12 +431,3 @@ def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> lis
         handed_over = status == DagsterRunStatus.SUCCESS and run.tags.get(HANDED_OVER) == "true"
         runs.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
     return runs
-
-
-def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:
-    """A tick of the sensor `continuous_mode`: it decides from the newest runs."""
-    job = tick.graph.keys.named(JOB)
-    decision = decide(past_runs(tick.instance, tick.own_runs(tick.settings), job), tick.clock(), job)
-    if decision.run_key is None:
-        return dg.SkipReason(decision.why)
-    return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})

@@ -34,8 +34,8 @@ from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.result import RunResult, TableReport, present
 from game_events.sources.source import Partition
 
-#: Games that a message names.
-NAMED = 20
+#: Games that a message names, and names in a sensor's reason.
+NAMED, NAMED_IN_REASON = 20, 10
 
 #: Events of games' tables that one run logs (`with_event`).
 EVENTS = 150
@@ -444,6 +444,13 @@ def as_text(text: object) -> str:
 def plain(markdown: str) -> str:
     """The text that `as_text` has made Markdown of."""
     return _ESCAPED.sub(r"\1", markdown)
+
+
+def some(names: Iterable[object]) -> str:
+    """The first names, and how many more there are."""
+    every = list(map(str, names))
+    more = f" and {len(every) - NAMED_IN_REASON} more" if len(every) > NAMED_IN_REASON else ""
+    return ", ".join(every[:NAMED_IN_REASON]) + more
 
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> dg.TableMetadataValue:

@@ -1,46 +1,132 @@
-"""The sensors, in one table (`SENSORS`), and what a tick of each does.
+"""The sensors, in one table (`SENSORS`), and what a tick of each does; cursors between ticks, and errors.
 
-Here are those that start work for new records, schema versions and games, and those that look after runs and the status; the
-module `alerts` has those that send alerts, `continuous` the one of continuous mode.
+Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
 """
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
-from pydantic import Field, TypeAdapter, ValidationError
+from deltalake.exceptions import DeltaError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.decoding.columns import kept_columns
 from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
+from game_events.orchestration import continuous
 from game_events.orchestration.checks import read_status
-from game_events.orchestration.continuous import start_again
-from game_events.orchestration.events import as_text, one_line, partition_table, plain, table
+from game_events.orchestration.continuous import Decision
+from game_events.orchestration.events import NAMED_IN_REASON, as_text, one_line, partition_table, plain, some, table
 from game_events.orchestration.keys import DEFAULT, JOB, Keys, schema_key, source_key
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.runs import (
-    REASON,
-    OwnRuns,
-    drop_old_runs,
-    end_dead_runs,
-    unfinished_runs,
-    unused_run_key,
-)
-from game_events.orchestration.ticks import SHOWN, Clock, Sensor, SensorCursor, Tick, some
+from game_events.orchestration.runs import REASON, OwnRuns, drop_old_runs, end_dead_runs, unfinished_runs, unused_run_key
 from game_events.pipeline.lag import PipelineLag, digest, read_lag
 from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
 from game_events.sources.source import Partition
+
+Result = dg.SensorResult | dg.RunRequest | dg.SkipReason
+
+#: Seconds since 1970.
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a sensor decides from."""
+
+    graph: Graph
+    context: dg.SensorEvaluationContext
+    clock: Clock = time.time
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of now.
+
+        Raises:
+            ConfigurationError: they are invalid.
+        """
+        return self.graph.source.read()
+
+    def own_runs(self, settings: Settings | None = None) -> OwnRuns:
+        """The runs of the lakehouse (of now), and those of this code location that no process has tagged yet."""
+        location = self.context.code_location_origin
+        repository = None if location is None else f"{self.context.repository_name}@{location.location_name}"
+        return OwnRuns.of(settings or self.settings, repository)
+
+    @property
+    def checks(self) -> Collection[dg.AssetCheckKey]:
+        """All checks of the code location."""
+        repository = self.context.repository_def
+        return repository.asset_graph.asset_check_keys if repository else ()
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """The declaration of a sensor, which runs from the beginning unless the settings say that nothing does.
+
+    `interval_s`: between two ticks. `decide`: what a tick does. `job`: the one that it starts.
+    """
+
+    name: str
+    interval_s: int
+    decide: Callable[[Tick], Result]
+    description: str
+    job: str | None = None
+
+    def build(self, graph: Graph, clock: Clock = time.time) -> dg.SensorDefinition:
+        """Dagster's sensor: its tick is skipped where settings, a table or a server cannot be read.
+
+        Secrets are masked in its reasons; another error that holds some is raised as a GameEventsError with its traceback.
+        """
+
+        def evaluate(context: dg.SensorEvaluationContext) -> Result:
+            try:
+                said = self.decide(Tick(graph, context, clock))
+            except (GameEventsError, DeltaError, OSError) as error:
+                said = dg.SkipReason(str(error))
+            except Exception as error:
+                text = masked_traceback(error, graph.source.given or settings_to_mask())
+                if text is None:
+                    raise
+                raise GameEventsError(text) from None
+            if isinstance(said, dg.SkipReason) and said.skip_message is not None:
+                return dg.SkipReason(one_line(mask(said.skip_message, graph.source.given or settings_to_mask())))
+            return said
+
+        return dg.SensorDefinition(
+            name=graph.keys.named(self.name),
+            evaluation_fn=evaluate,
+            description=self.description,
+            job_name=None if self.job is None else graph.keys.named(self.job),
+            minimum_interval_seconds=self.interval_s,
+            default_status=graph.sensor_status,
+        )
+
+
+class SensorCursor(BaseModel):
+    """State of a sensor between two ticks, kept by Dagster as JSON."""
+
+    @classmethod
+    def read(cls, text: str | None) -> Self:
+        """Parse a cursor; an empty or invalid one gives a new one."""
+        try:
+            return cls.model_validate_json(text or "{}")
+        except ValidationError:
+            return cls()
+
 
 #: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
@@ -84,39 +170,36 @@ class Memory(SensorCursor):
     reported_at: float = 0.0
 
 
-@dataclass(frozen=True)
-class LagDecision:
-    """Whether to ask for a run (its key; None: no run), why or why not, and the next cursor."""
-
-    why: str
-    run_key: str | None
-    memory: Memory
-
-
 def wait_s(attempts: int) -> float:
     """Seconds to wait after so many requests at the same offsets."""
     return min(FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20), LONGEST_WAIT_S) if attempts else 0.0
 
 
-def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
-    """A run if there is something to do, unless the last runs for it made no progress and the wait is not over."""
+def decide(lag: PipelineLag, memory: Memory, now: float) -> Decision:
+    """A run if there is something to do, unless the last runs for it made no progress and the wait is not over.
+
+    The memory moves on.
+    """
     position = lag.progress_digest
-    if memory.asked_at > now:  # the clock was set back, or the cursor set by hand: that time may be years away
-        memory = memory.model_copy(update={"asked_at": now})
+    # The clock was set back, or the cursor set by hand: that time may be years away.
+    memory.asked_at = min(memory.asked_at, now)
     if position != memory.seen or memory.seen_at > now:
-        memory = memory.model_copy(update={"seen": position, "seen_at": now})
+        memory.seen = position
+        memory.seen_at = now
     why = reason(lag)
     if why is None:
-        return LagDecision(f"nothing to do: bronze has every record of {lag.name}", None, memory)
+        return Decision(f"nothing to do: bronze has every record of {lag.name}")
     attempts = memory.attempts if memory.asked == position else 0
     due = memory.asked_at + wait_s(attempts) if attempts else 0.0
     if not lag.to_read:
         due = max(due, memory.seen_at + GRACE_S)
     if now < due:
         tried = f"; {attempts} runs made no progress" if attempts else ""
-        return LagDecision(f"{why}{tried}; the next run is due in {due - now:.0f} s", None, memory)
-    key = f"{position}-{attempts + 1}"
-    return LagDecision(why, key, memory.model_copy(update={"asked": position, "attempts": attempts + 1, "asked_at": now}))
+        return Decision(f"{why}{tried}; the next run is due in {due - now:.0f} s")
+    memory.asked = position
+    memory.attempts = attempts + 1
+    memory.asked_at = now
+    return Decision(why, f"{position}-{memory.attempts}")
 
 
 def reason(lag: PipelineLag) -> str | None:
@@ -141,31 +224,30 @@ def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAU
     return None
 
 
-def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
+def lag_events(settings: Settings, lag: PipelineLag, memory: Memory, now: float) -> list[dg.AssetObservation]:
     """Offsets and lag as an event of each topic's asset, if they changed and the last one is not just now."""
     offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
     if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
-        return [], memory
+        return []
+    memory.reported = offsets
+    memory.reported_at = now
+    # With a pattern one event is about several topics.
     assets: dict[dg.AssetKey, list[Partition]] = defaultdict(list)
     for partition in sorted(lag.seen.latest):
         assets[source_key(settings, partition.topic)].append(partition)
-    events = [_event(lag, key, partitions) for key, partitions in assets.items()]
-    return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
-
-
-def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Partition]) -> dg.AssetObservation:
-    """With a pattern one event is about several topics."""
-    most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
-    numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}
-    return dg.AssetObservation(
-        key,
-        metadata={
+    events = []
+    for key, partitions in assets.items():
+        most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
+        metadata = {
             "lag": sum(lag.lag[p] for p in partitions),
             "partitions": len(partitions),
             "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in partitions)),
-            "offsets": partition_table(("bronze", "end", "lag"), numbers),
-        },
-    )
+            "offsets": partition_table(
+                ("bronze", "end", "lag"), {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}
+            ),
+        }
+        events.append(dg.AssetObservation(key, metadata=metadata))
+    return events
 
 
 def start_runs(tick: Tick) -> dg.SensorResult:
@@ -173,19 +255,21 @@ def start_runs(tick: Tick) -> dg.SensorResult:
     settings = tick.settings
     now = tick.clock()
     lag = read_lag(settings, TIMEOUT_S)
-    events, memory = lag_event(settings, lag, Memory.read(tick.context.cursor), now)
-    writer = writer_of_bronze(tick.instance, tick.own_runs(settings), tick.graph.keys)
-    if writer is not None:
+    memory = Memory.read(tick.context.cursor)
+    events = lag_events(settings, lag, memory, now)
+    writer = writer_of_bronze(tick.context.instance, tick.own_runs(), tick.graph.keys)
+    if writer is None:
+        decision = decide(lag, memory, now)
+    else:
         run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
-        why = f"{lag.total_lag:,} records wait: {run}"
-        return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
-    decision = decide(lag, memory, now)
-    cursor = decision.memory.model_dump_json()
-    if decision.run_key is None:
-        return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
-    key = unused_run_key(tick.instance, decision.run_key)
-    request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
-    return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
+        decision = Decision(f"{lag.total_lag:,} records wait: {run}")
+    requests = [_request(tick, decision.run_key, decision.why)] if decision.run_key else []
+    why_not = None if requests else decision.why
+    return dg.SensorResult(requests, skip_reason=why_not, asset_events=events, cursor=memory.model_dump_json())
+
+
+def _request(tick: Tick, key: str, why: str) -> dg.RunRequest:
+    return dg.RunRequest(run_key=unused_run_key(tick.context.instance, key), tags={REASON: why[:200]})
 
 
 #: Versions with their changes in one event: a tick has to stay short.
@@ -242,22 +326,21 @@ def changes_by_version(
 
 @dataclass
 class NewVersions:
-    """What one tick has found: events of subjects, their new versions in words and for the run's key, and errors."""
+    """What one tick has found: new versions of subjects, their events, errors."""
 
+    found: list[list[SubjectVersion]] = field(default_factory=list)
     events: list[dg.AssetMaterialization] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    keys: list[object] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def search(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Callable[[], float]) -> Cursor:
+    def search(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Clock) -> Cursor:
         """Search the subjects that waited longest for new versions, for `SEARCH_S` seconds; returns the next cursor.
 
         One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
         """
         registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
         until = clock() + SEARCH_S
-        wanted = set(names)
         waiting: Cursor = {name: {} for name in names if name not in seen}
+        wanted = set(names)
         waiting |= {name: versions for name, versions in seen.items() if name in wanted}
         for subject, known in list(waiting.items()):
             if clock() > until:
@@ -266,46 +349,41 @@ class NewVersions:
             del waiting[subject]
             waiting[subject] = known
             try:
-                waiting[subject] = self._search_one(settings, registry, subject, known) or known
+                if registry.newest(subject) != max(known.items(), default=None):
+                    versions = registry.versions(subject)
+                    self._note(settings, registry, versions, known)
+                    waiting[subject] = {v.version: v.schema_id for v in versions} or known
             except GameEventsError as error:
                 self.errors.append(str(error))
                 if isinstance(error, TransientError):
                     break
         return waiting
 
-    def _search_one(
-        self, settings: Settings, registry: SchemaRegistry, subject: str, known: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Versions of a subject; none, if it is not there."""
-        if registry.newest(subject) == max(known.items(), default=None):
-            return dict(known)
-        versions = registry.versions(subject)
+    def _note(
+        self, settings: Settings, registry: SchemaRegistry, versions: list[SubjectVersion], known: Mapping[int, int]
+    ) -> None:
         # A number with another schema (a recreated registry) is new.
         new = [v for v in versions if known.get(v.version) != v.schema_id]
         if new:
-            history = SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings))
+            history = SchemaHistory(registry, Lakehouse.of(settings), new[0].subject, kept_columns(settings))
             changes = changes_by_version(history, versions, new)
-            self.events.append(_version_event(schema_key(settings, subject), new, changes, registry.url))
-            self.texts.append(f"{subject} version {new[-1].version}")
-            self.keys.append([subject, new[-1].version, *(v.schema_id for v in new)])
-        return {v.version: v.schema_id for v in versions}
+            self.events.append(_version_event(schema_key(settings, new[0].subject), new, changes, registry.url))
+            self.found.append(new)
 
 
 def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     """A tick of the sensor `schema_versions`: it asks the registry once for each subject."""
-    settings = tick.settings
     new = NewVersions()
-    names = subjects(settings, TIMEOUT_S)
-    seen = new.search(settings, names, read_cursor(tick.context.cursor), tick.clock)
+    names = subjects(tick.settings, TIMEOUT_S)
+    seen = new.search(tick.settings, names, read_cursor(tick.context.cursor), tick.clock)
     cursor = json.dumps(seen)
     if not new.events:
         tick.context.update_cursor(cursor)
         known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
-        return dg.SkipReason("; ".join([*new.errors[:SHOWN], f"no new version: {known}"]))
-    request = dg.RunRequest(
-        run_key=unused_run_key(tick.instance, f"schemas-{digest(new.keys)}"),
-        tags={REASON: f"schema: {', '.join(new.texts)}"[:200]},
-    )
+        return dg.SkipReason("; ".join([*new.errors[:NAMED_IN_REASON], f"no new version: {known}"]))
+    key = digest([[v[-1].subject, v[-1].version, *(one.schema_id for one in v)] for v in new.found])
+    texts = ", ".join(f"{v[-1].subject} version {v[-1].version}" for v in new.found)
+    request = _request(tick, f"schemas-{key}", f"schema: {texts}")
     return dg.SensorResult(asset_events=new.events, run_requests=[request], cursor=cursor)
 
 
@@ -365,7 +443,7 @@ def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     A partition that a person has deleted is not added again: the next run that writes rows of the game does that.
     """
     partitions = tick.graph.keys.partitions
-    known = set(tick.instance.get_dynamic_partitions(str(partitions.name)))
+    known = set(tick.context.instance.get_dynamic_partitions(str(partitions.name)))
     seen = set(SeenGames.read(tick.context.cursor).games)
     admitted, tables = games_of(tick.settings)
     names = to_add(tick.settings, known, admitted - seen, tables - seen)
@@ -376,6 +454,15 @@ def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
         return dg.SkipReason(f"every game of the lakehouse is a partition{without}")
     tick.context.log.info("new_games=%s", ",".join(names))
     return dg.SensorResult(dynamic_partitions_requests=[partitions.build_add_request(names)])
+
+
+def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:
+    """A tick of the sensor `continuous_mode`: it decides from the newest runs."""
+    job = tick.graph.keys.named(JOB)
+    decision = continuous.decide(continuous.past_runs(tick.context.instance, tick.own_runs(), job), tick.clock(), job)
+    if decision.run_key is None:
+        return dg.SkipReason(decision.why)
+    return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
 
 
 #: The sensor `status` logs the same result again after so many seconds.
@@ -394,7 +481,7 @@ def report_status(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     settings = tick.settings
     last = LastStatus.read(tick.context.cursor)
     now = tick.clock()
-    status = read_status(settings, tick.graph.keys, tick.instance, tick.own_runs(settings), tick.checks)
+    status = read_status(settings, tick.graph.keys, tick.context.instance, tick.own_runs(), tick.checks)
     summary = plain(status.description or "")
     if summary == last.summary and now - last.at < AGAIN_S:
         return dg.SkipReason(summary)
@@ -405,9 +492,9 @@ def report_status(tick: Tick) -> dg.SensorResult | dg.SkipReason:
 def end_runs(tick: Tick) -> dg.SkipReason:
     """A tick of the sensor `dead_runs`; it never starts a run, and looks at no run of another lakehouse."""
     own = tick.own_runs(tick.graph.settings)
-    ended = end_dead_runs(tick.instance, own)
+    ended = end_dead_runs(tick.context.instance, own)
     try:
-        dropped = drop_old_runs(tick.instance, own, tick.settings.run_history_h, tick.checks)
+        dropped = drop_old_runs(tick.context.instance, own, tick.settings.run_history_h, tick.checks)
         said = f"; deleted {dropped} that ended long ago" if dropped else ""
     except GameEventsError as error:  # dead runs are ended whatever the settings are now
         said = f"; those that ended long ago stay: {error}"
@@ -461,8 +548,3 @@ SENSORS = (
         "Logs the check `all_is_well` of the asset `status` when its result changes, and once an hour.",
     ),
 )
-
-
-def build_sensor(name: str, graph: Graph, clock: Clock = time.time) -> dg.SensorDefinition:
-    """One of them."""
-    return next(sensor for sensor in SENSORS if sensor.name == name).build(graph, clock)

@@ -28,8 +28,7 @@ from game_events.orchestration.events import plain
 from game_events.orchestration.keys import JOB, DagsterAssetCheckFailedError, Keys, report_in
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OWN_ALERTS, OwnRuns, repository_of
-from game_events.orchestration.sensors import TIMEOUT_S
-from game_events.orchestration.ticks import Clock, Sensor, SensorCursor, Tick
+from game_events.orchestration.sensors import TIMEOUT_S, Sensor, SensorCursor, Tick
 from game_events.pipeline.checks.audits import VOLUME, volume
 from game_events.pipeline.checks.table_checks import FRESH, LOST, Loss, fresh, gaps_in_words, last_records, losses
 from game_events.pipeline.context import Pipeline, no_spark
@@ -329,8 +328,8 @@ def send_alerts(tick: Tick) -> dg.SkipReason:
     layers = set(tick.graph.keys.by_layer.values())
     checks = sorted(key for key in tick.checks if key.asset_key in layers)
     alerts = chain(
-        run_alerts(tick.instance, tick.own_runs(settings), cursor),
-        check_alerts(tick.instance, settings, checks, cursor),
+        run_alerts(tick.context.instance, tick.own_runs(), cursor),
+        check_alerts(tick.context.instance, settings, checks, cursor),
         _lag_alerts(settings, cursor),
     )
     try:
@@ -379,7 +378,7 @@ def watch_data(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     log. Without a bronze there is nothing to check.
     """
     watch = Watch.read(tick.context.cursor)
-    evaluations = _checks_due(Pipeline(tick.settings, no_spark), watch, tick.clock(), tick.instance)
+    evaluations = _checks_due(Pipeline(tick.settings, no_spark), watch, tick.clock(), tick.context.instance)
     if evaluations:
         return dg.SensorResult(asset_events=evaluations, cursor=watch.model_dump_json())
     tick.context.update_cursor(watch.model_dump_json())
@@ -446,6 +445,6 @@ DATA_ALARMS = Sensor(
 )
 
 
-def build_alerts(graph: Graph, clock: Clock = time.time) -> dg.Definitions:
+def build_alerts(graph: Graph) -> dg.Definitions:
     """The two sensors."""
-    return dg.Definitions(sensors=[ALERTS.build(graph, clock), DATA_ALARMS.build(graph, clock)])
+    return dg.Definitions(sensors=[ALERTS.build(graph), DATA_ALARMS.build(graph)])

@@ -6,9 +6,9 @@ import dagster as dg
 import pytest
 
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import build_sensor
 from game_events.plugins.local.producer.produce import register_versions
 from game_events.schema_registry import registry_client
+from game_events_tests.support.sensors import build_sensor
 
 
 @pytest.fixture

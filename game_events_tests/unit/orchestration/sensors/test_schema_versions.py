@@ -9,8 +9,9 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.orchestration import sensors
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import SEARCH_S, build_sensor
+from game_events.orchestration.sensors import SEARCH_S
 from game_events.schema_registry import SubjectVersion
+from game_events_tests.support.sensors import build_sensor
 
 #: The longest entry of an index of PostgreSQL, in which Dagster keeps the tags of runs: run keys are tags.
 LONGEST_TAG = 2_704
