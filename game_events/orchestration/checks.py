@@ -1,7 +1,7 @@
 """Dagster asset checks: of tables, of rules, of the whole (`status`), at the end of a run, and their last known results.
 
-A run may be asked for the check of a rule that is gone by then, as the settings are read again by each run, and the definitions
-that the UI shows only when they are loaded: so it has every check that these definitions have.
+A run may be asked for the check of a rule that is gone by then: it reads the settings again, and the UI shows definitions that
+were loaded earlier. So a run's definitions have every check that those have.
 
 Dagster shows a check as "not evaluated" from the next materialization of its asset on, also if it had failed and blocks. An
 asset here is the tables of all games, and a refresh of one game materializes it: so each run that does logs again what is known
@@ -121,7 +121,8 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     )
     def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         by_hand = is_materialized(context.run, asset)
-        if by_hand and (check.in_run is None or (check.all_games and has_partitions(context.run))):
+        of_partitions = any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in context.run.tags)
+        if by_hand and (check.in_run is None or (check.all_games and of_partitions)):
             # One that fails is made: else Dagster would take it for one that does not, and this run may have mended it.
             if not fails(context.instance, spec.key):
                 yield from map(check_result, again(context.instance, context.run.run_id, [spec.key]))
@@ -183,11 +184,6 @@ def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
 def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
     """Whether a run materializes an asset, by hand."""
     return asset in (run.asset_selection or ())
-
-
-def has_partitions(run: dg.DagsterRun) -> bool:
-    """Whether a run is of some partitions."""
-    return any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in run.tags)
 
 
 def check_evaluation(result: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
@@ -286,30 +282,27 @@ def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     for reports in by_rule.values():
-        yield _evaluation(reports[0], reports, keys, covers)
-
-
-def _evaluation(rule: RuleReport, reports: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
-    rows = sum(r.rows for r in reports)
-    violated = sum(r.violated for r in reports)
-    worst = sorted((r for r in reports if r.violated), key=lambda r: (-r.violated, r.game))
-    return dg.AssetCheckEvaluation(
-        asset_key=keys.by_layer[rule.layer],
-        check_name=f"{CHECK}{rule.rule}",
-        passed=not violated,
-        metadata={
-            COVERS: covers,
-            "rows": rows,
-            "violated": violated,
-            "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
-            "games": len(reports),
-            "sql": rule.sql,
-            "action": rule.action,
-        },
-        severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
-        description=as_text(f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}"),
-        blocking=rule.action == "fail",
-    )
+        rule = reports[0]
+        rows = sum(r.rows for r in reports)
+        violated = sum(r.violated for r in reports)
+        worst = sorted((r for r in reports if r.violated), key=lambda r: (-r.violated, r.game))
+        yield dg.AssetCheckEvaluation(
+            asset_key=keys.by_layer[rule.layer],
+            check_name=f"{CHECK}{rule.rule}",
+            passed=not violated,
+            metadata={
+                COVERS: covers,
+                "rows": rows,
+                "violated": violated,
+                "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
+                "games": len(reports),
+                "sql": rule.sql,
+                "action": rule.action,
+            },
+            severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
+            description=as_text(f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}"),
+            blocking=rule.action == "fail",
+        )
 
 
 def last_known(
@@ -319,17 +312,12 @@ def last_known(
     keys = Keys.of(pipeline.settings)
     run_id = context.run.run_id
     checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in all_checks()), *rule_checks(pipeline)]
-    written = _materialized_by(context.instance, run_id, {key.asset_key for key in checks})
-    yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
-
-
-def _materialized_by(instance: DagsterInstance, run_id: str, assets: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
     written = set()
-    for record in instance.get_asset_records(list(assets)):
+    for record in context.instance.get_asset_records(list({key.asset_key for key in checks})):
         newest = record.asset_entry.last_materialization_record
         if newest is not None and newest.run_id == run_id:
             written.add(record.asset_entry.asset_key)
-    return written
+    yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
 
 
 def changes(
@@ -397,7 +385,10 @@ def read_status(
     failed = sorted(k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED)
     if failed:
         troubles.append(f"checks that fail: {some(failed)}")
-    troubles += _failed_runs(instance, own, keys)
+    for job in JOBS:
+        for run in own.runs(instance, 1, job_name=keys.named(job)):
+            if run.status == dg.DagsterRunStatus.FAILURE:
+                troubles.append(f"the newest run of {job} failed ({run.run_id[:8]})")
     text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
     return dg.AssetCheckEvaluation(
         asset_key=_status_key(keys),
@@ -407,13 +398,6 @@ def read_status(
         description=as_text("; ".join(troubles) or "everything is well"),
         metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
     )
-
-
-def _failed_runs(instance: DagsterInstance, own: OwnRuns, keys: Keys) -> Iterator[str]:
-    for job in JOBS:
-        for run in own.runs(instance, 1, job_name=keys.named(job)):
-            if run.status == dg.DagsterRunStatus.FAILURE:
-                yield f"the newest run of {job} failed ({run.run_id[:8]})"
 
 
 def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:

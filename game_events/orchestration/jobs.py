@@ -1,18 +1,11 @@
-"""The jobs: refresh and its dry run, maintenance, repair.
+"""The jobs: `refresh` and its dry run `validate`, `maintain`, `replay` and `redecode`; and which places a job may use.
 
-The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
-
-Not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a choice of
-partitions, and its options could be no one form (decision 25).
-
-The job `maintain` and its schedule: small files joined, old ones deleted, logs shortened.
-
-The jobs `replay` and `redecode` repair; each logs the tables that changed.
-
-Folders and prefixes outside of the lakehouse that a job may write to or read from.
+`refresh` is not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a
+choice of partitions, and its options could be no one form (decision 25).
 
 Whoever may use Dagster's UI may start a job with any configuration, and has no other access to this machine or its object
-store. So a job takes only places that the settings name. A command takes any: its user could do the same without it.
+store. So a job takes only folders and prefixes that the settings name. A command takes any: its user could do the same without
+it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -85,11 +78,6 @@ class RunConfig(dg.Config):
     ignore_intervals: bool = Field(
         default=False, description="Refresh gold aggregates before their own interval has passed, too."
     )
-
-    def begin(self, pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-        """The work of a run with these options, checked against what there is; raises before anything is touched."""
-        selection = selection_of(pipeline, self.select, self.games, self.full_refresh)
-        return TriggeredRun(pipeline, report, selection, self.ignore_intervals)
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
@@ -214,7 +202,9 @@ def _shared_run(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
     options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
 
     def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-        run = options.begin(pipeline, report)
+        # Checked against what there is, before anything is touched.
+        selection = selection_of(pipeline, options.select, options.games, options.full_refresh)
+        run = TriggeredRun(pipeline, report, selection, options.ignore_intervals)
         _planned(graph, run).log(context)
         return run
 
