@@ -1,10 +1,8 @@
-"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand; here bronze and the unified table.
+"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand.
 
-The assets of games' tables: a partition for each game, any set of them in one run and one Spark job.
-
-What every asset's page says: description, group, kinds, owners, tags, the code that makes it; and how to read a table.
-
-External assets: what bronze is made from (topics and subjects, files, a table), and tables about the pipeline itself.
+Those of games' tables have a partition for each game, any set of them in one run and one Spark job. External ones are what
+bronze is made from (topics and subjects, files, a table), and tables about the pipeline itself. Every asset's page has its
+description, group, kinds, owners, tags, the code that makes it, and how to read the table.
 """
 
 import inspect
@@ -65,7 +63,9 @@ def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.Ass
     return [
         *external,
         _bronze(sources, graph),
-        *game_assets(graph, own),
+        _silver(graph),
+        _gold(graph),
+        *(_own_gold(graph, aggregate) for aggregate in own),
         _unified(graph),
         *operations(graph, sources),
     ]
@@ -233,11 +233,6 @@ class RefreshConfig(dg.Config):
     full_refresh: bool = Field(default=False, description="Replace the tables by everything that the layer before has of them.")
 
 
-def game_assets(graph: Graph, own: Iterable[GoldAggregate]) -> list[dg.AssetsDefinition]:
-    """Silver, gold, and an asset for each gold aggregate that the user's modules declare (`own`)."""
-    return [_silver(graph), _gold(graph), *(_own_gold(graph, aggregate) for aggregate in own)]
-
-
 def _silver(graph: Graph) -> dg.AssetsDefinition:
     words = graph.settings.names
     keys = graph.keys
@@ -364,8 +359,17 @@ def table_spec(
         metadata["dagster/uri"] = lakehouse.table(table).uri
     options = {"group_name": str(layer), "kinds": {*SPARK_TABLE, str(layer)}} | more
     if "group_name" not in more:
-        description += f"\n\n{_kept_by(graph)}"
-    return asset_spec(graph, key, f"{description}\n\n{_how_to_read(name)}", layer, metadata=metadata, **options)
+        # What Dagster cannot show with an asset: a sensor is listed there only if its job is one of assets.
+        refresh, kafka_lag, schema_versions = map(graph.keys.named, ("refresh", "kafka_lag", "schema_versions"))
+        description += (
+            f"\n\nKept up to date by the job `{refresh}`, which the sensors `{kafka_lag}` and `{schema_versions}` start."
+        )
+    # SQL to copy. The documents are files of the project: there is no address to link to.
+    query = f"SELECT * FROM {name} LIMIT 10"  # noqa: S608 - shown, not run
+    description += (
+        f'\n\n```sql\n{query}\n```\n\nWith `game-events sql "{query}"`, or any reader of Delta tables (docs/reading.md).'
+    )
+    return asset_spec(graph, key, description, layer, metadata=metadata, **options)
 
 
 def own_table_spec(
@@ -400,18 +404,6 @@ def declared_in(place: str) -> dict[str, dg.CodeReferencesMetadataValue]:
         warnings.filterwarnings("ignore", "Class `(LocalFile|)CodeReference", dg.BetaWarning)
         source = dg.LocalFileCodeReference(file_path=path, line_number=int(line))
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[source])}
-
-
-def _kept_by(graph: Graph) -> str:
-    """What Dagster cannot show with an asset: a sensor is listed there only if its job is one of assets."""
-    refresh, kafka_lag, schema_versions = map(graph.keys.named, ("refresh", "kafka_lag", "schema_versions"))
-    return f"Kept up to date by the job `{refresh}`, which the sensors `{kafka_lag}` and `{schema_versions}` start."
-
-
-def _how_to_read(table: str) -> str:
-    """SQL to copy. The documents are files of the project: there is no address to link to."""
-    query = f"SELECT * FROM {table} LIMIT 10"  # noqa: S608 - shown, not run
-    return f'```sql\n{query}\n```\n\nWith `game-events sql "{query}"`, or any reader of Delta tables (docs/reading.md).'
 
 
 def source_assets(graph: Graph) -> list[dg.AssetSpec]:

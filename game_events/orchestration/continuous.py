@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -170,14 +170,26 @@ def row_changing_run(instance: dg.DagsterInstance, own: OwnRuns, keys: Keys = DE
     return None
 
 
+def has_ended(work: Future[None], within_s: float) -> bool:
+    """Whether the loop at work ends within seconds.
+
+    Not by `concurrent.futures.wait`: an exception that a signal raises in there may leave the future locked.
+    """
+    try:
+        work.exception(within_s)
+    except TimeoutError:
+        return False
+    return True
+
+
 def end_loop(loop: Loop, work: Future[None], grace_s: float = GRACE_S) -> bool:
     """Stop a loop at work within seconds; whether it did."""
     loop.stop.set()
-    if not wait([work], grace_s).done:
-        with suppress(PySparkException, Py4JError, OSError):
-            loop.abandon()
-        wait([work], ABANDON_S)
-    return work.done()
+    if has_ended(work, grace_s):
+        return True
+    with suppress(PySparkException, Py4JError, OSError):
+        loop.abandon()
+    return has_ended(work, ABANDON_S)
 
 
 def build_continuous(graph: Graph) -> dg.JobDefinition:
@@ -261,7 +273,7 @@ def _events_while(
     """What becomes due while the loop works; and its state, while that keeps it from working."""
     report = loop.report
     reported_at = float("-inf")
-    while not wait([work], POLL_S).done:
+    while not has_ended(work, POLL_S):
         events = list(_due_events(context, throttle, keys))
         yield from events
         if events:

@@ -1,13 +1,8 @@
-"""Dagster's resources: the Spark session, the pipeline that uses it, and tables as parameters of assets.
+"""Dagster's resources: the Spark session, the pipeline that uses it, and tables as parameters of assets (docs/extending.md).
 
-Dagster's resources: the Spark session, and the pipeline that uses it.
-
-One pipeline in Dagster: its settings, and the names of its parts.
-
-Several pipelines may be in one code location, or Dagster instance: their prefixes (`names` of the settings) are in the names
-of their assets, jobs, ops, sensors, schedules, pools and resources.
-
-Gives assets of one's own the tables of this graph, as what their parameter is annotated with (docs/extending.md).
+A `Graph` is one pipeline in Dagster: its settings, and the names of its parts. Several pipelines may be in one code location, or
+Dagster instance: their prefixes (`names` of the settings) are in the names of their assets, jobs, ops, sensors, schedules, pools
+and resources.
 """
 
 import logging
