@@ -28,7 +28,6 @@ from game_events.orchestration.resources import Graph, SharedRun
 from game_events.orchestration.runs import CARRIES_ALL, ROW_CHANGING_TAG, errors_decide
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain as maintain_tables
 from game_events.pipeline.replay_selection import replay_selection
 from game_events.pipeline.reporting.counts import TableMaintenance
@@ -393,15 +392,12 @@ def _run(
 
     `layers`: those that it may write.
     """
-    pipeline = graph.lakehouse(context).pipeline(context.run_id)
-    report = RunReport()
-    planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
-    planned.log(context)
-    with errors_decide(context, pipeline.settings):
+    with graph.lakehouse(context).recorded(context, name) as (pipeline, report):
+        planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
+        planned.log(context)
         try:
-            with recorded(pipeline, report, name, context.retry_number):
-                more = work(pipeline, report)
-                check_after_run(pipeline, report)
+            more = work(pipeline, report)
+            check_after_run(pipeline, report)
         except Exception:
             # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from changes(context, report, graph.keys)

@@ -1,8 +1,8 @@
 """Dagster's resources: the Spark session, the pipeline that uses it, and tables as parameters of assets (docs/extending.md).
 
-A `Graph` is one pipeline in Dagster: its settings, and the names of its parts. Several pipelines may be in one code location, or
-Dagster instance: their prefixes (`names` of the settings) are in the names of their assets, jobs, ops, sensors, schedules, pools
-and resources.
+A `Graph` is one pipeline in Dagster: its settings, and the names of its parts. Several pipelines may be in one code location,
+or Dagster instance: their prefixes (`names` of the settings) are in the names of their assets, jobs, ops, sensors, schedules,
+pools and resources.
 """
 
 import logging
