@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -40,11 +41,9 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import CARRIES_ALL, REASON, lakehouse_of
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import check_after_run
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, TableReport, present
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.schemas.store import SchemaArchive
@@ -217,9 +216,6 @@ def build_automation(graph: Graph) -> dg.AutomationConditionSensorDefinition:
     )
 
 
-#: Brings the tables of some games up to date, or (the last argument) replaces them.
-Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], object]
-
 #: Of the hash of an aggregate's definition, as its code version.
 VERSION_CHARS = 12
 
@@ -233,46 +229,43 @@ class RefreshConfig(dg.Config):
     full_refresh: bool = Field(default=False, description="Replace the tables by everything that the layer before has of them.")
 
 
-def _silver(graph: Graph) -> dg.AssetsDefinition:
-    words = graph.settings.names
-    keys = graph.keys
-    spec = table_spec(
-        graph,
-        keys.silver,
-        silver_name(f"{{{words.entity}}}"),
-        f"One append-only table for each {words.entity} with its rows of bronze. {_one_run(graph)}",
-        deps=[keys.bronze],
-        partitions_def=keys.partitions,
-        metadata=made_by(refresh_silver),
-    )
-    return _asset(graph, spec, "silver", lambda p, report, games, full: refresh_silver(p, report, games, full=full))
-
-
 def _one_run(graph: Graph) -> str:
     """How many runs a choice of partitions is: Dagster makes one of each range without a gap (dagster-io/dagster#32335)."""
-    words = graph.settings.names
-    refresh = graph.keys.named("refresh")
+    entities = graph.settings.names.entities
     return (
-        f"Chosen {words.entities} that follow each other in the list of partitions are one run and one Spark job; each further "
-        f"range is a run of its own. Any choice in one run: by the options of the job `{refresh}`."
+        f"Chosen {entities} that follow each other in the list of partitions are one run and one Spark job; each further range "
+        f"is a run of its own. Any choice in one run: by the options of the job `{graph.keys.named('refresh')}`."
     )
+
+
+def _silver(graph: Graph) -> dg.AssetsDefinition:
+    entity = graph.settings.names.entity
+    spec = table_spec(
+        graph,
+        graph.keys.silver,
+        silver_name(f"{{{entity}}}"),
+        f"One append-only table for each {entity} with its rows of bronze. {_one_run(graph)}",
+        deps=[graph.keys.bronze],
+        partitions_def=graph.keys.partitions,
+        metadata=made_by(refresh_silver),
+    )
+    return _asset(graph, spec, "silver", refresh_silver)
 
 
 def _gold(graph: Graph) -> dg.AssetsDefinition:
-    words = graph.settings.names
-    keys = graph.keys
+    entity = graph.settings.names.entity
     aggregate = player_agg(graph.settings)
     spec = table_spec(
         graph,
-        keys.gold,
-        gold_name(f"{{{words.entity}}}"),
-        f"One table for each {words.entity}. {aggregate.description}. Equal to a full recompute, always. {_one_run(graph)}",
-        deps=[keys.silver],
-        partitions_def=keys.partitions,
+        graph.keys.gold,
+        gold_name(f"{{{entity}}}"),
+        f"One table for each {entity}. {aggregate.description}. Equal to a full recompute, always. {_one_run(graph)}",
+        deps=[graph.keys.silver],
+        partitions_def=graph.keys.partitions,
         code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),
         metadata=made_by(refresh_gold),
     )
-    return _asset(graph, spec, "gold", lambda p, report, games, full: refresh_gold(p, report, games, full=full))
+    return _asset(graph, spec, "gold", refresh_gold)
 
 
 def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
@@ -289,15 +282,14 @@ def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
         code_version=aggregate.definition[:VERSION_CHARS],
         metadata={"definition": aggregate.definition, **declared_in(aggregate.where)},
     )
-
-    def refresh(pipeline: Pipeline, report: RunReport, games: frozenset[str], full: bool) -> None:
-        refresh_gold(pipeline, report, games, full=full, aggregate=aggregate)
-
-    return _asset(graph, spec, aggregate.layer, refresh)
+    return _asset(graph, spec, aggregate.layer, partial(refresh_gold, aggregate=aggregate))
 
 
-def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg.AssetsDefinition:
-    """An asset with games as the partitions of its spec; `layer`: its tables' entries in the report."""
+def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Callable[..., object]) -> dg.AssetsDefinition:
+    """An asset with games as the partitions of its spec; `layer`: its tables' entries in the report.
+
+    `refresh`: brings the tables of some games up to date, or (`full`) replaces them.
+    """
     name = spec.key.path[-1]
     keys = graph.keys
 
@@ -319,7 +311,7 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
                     # Not by its table: such a name may be a path to any other one.
                     report.add(LayerResult(tables=[TableReport(layer, name, pipeline.lakehouse.root, odd, error=NO_GAME)]))
                 if games:  # none would be every game
-                    refresh(pipeline, report, games, config.full_refresh)
+                    refresh(pipeline, report, games, full=config.full_refresh)
                 idle = games - {t.game for t in report.of(layer)}
                 unchanged = [present(layer, game_table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
