@@ -31,6 +31,7 @@ from game_events.orchestration.keys import (
     AssetCheckExecutionRecordStatus,
     Keys,
     OpEvent,
+    UnresolvedAssetJobDefinition,
     as_when_loaded,
 )
 from game_events.orchestration.resources import Graph
@@ -84,35 +85,35 @@ def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTOR
     return sorted(made, key=lambda evaluation: evaluation.at)
 
 
+def newest(instance: DagsterInstance, key: dg.AssetCheckKey) -> Evaluation | None:
+    """The newest evaluation of a check."""
+    made = history(instance, key, NEWEST)
+    return made[-1] if made else None
+
+
 def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
     """One asset check for each of the checks of core and plug-ins."""
     return [_asset_check(check, graph) for check in all_checks()]
 
 
-def build_check_schedule(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
-    """The job `checks`, which makes every check in full, by its schedule: once a day, at night."""
-    job = dg.define_asset_job(
+def build_check_job(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> UnresolvedAssetJobDefinition:
+    """The job `checks`, which makes every check in full."""
+    return dg.define_asset_job(
         graph.keys.named("checks"),
         selection=dg.AssetSelection.checks(*checks),
         description="Every check on the whole, in full: it reads all of bronze's coordinates, and gold of a sample of games.",
         executor_def=dg.in_process_executor,
         tags=graph.tags,
     )
-    return dg.ScheduleDefinition(
-        name=graph.keys.named("daily_checks"),
-        job=job,
-        cron_schedule="17 3 * * *",
-        execution_timezone="UTC",
-        description="Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
-        default_status=graph.schedule_status,
-    )
 
 
 def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     keys = graph.keys
-
     asset = keys.by_layer[check.layer]
-    description = f"{check.description} {_when(check, keys)}"
+    in_run = "in a cheap form at the end of each run that changes a table, " if check.in_run is not None else ""
+    hourly = f"each hour by the sensor `{keys.named('data_alarms')}`, " if check.name in HOURLY else ""
+    made = f"Made {in_run}{hourly}once a day by the job `{keys.named('checks')}`, and by hand; other runs show its last result."
+    description = f"{check.description} {made}"
     spec = dg.AssetCheckSpec(check.name, asset=asset, description=description, blocking=check.blocking)
 
     # A subset: its result may be left out.
@@ -144,23 +145,18 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     return evaluate
 
 
-def _when(check: TableCheck, keys: Keys) -> str:
-    in_run = "in a cheap form at the end of each run that changes a table, " if check.in_run is not None else ""
-    hourly = f"each hour by the sensor `{keys.named('data_alarms')}`, " if check.name in HOURLY else ""
-    return f"Made {in_run}{hourly}once a day by the job `{keys.named('checks')}`, and by hand; other runs show its last result."
-
-
 def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckEvaluation]:
     """The last result of each check, if it is of another run."""
     for key in checks:
-        made = history(instance, key, NEWEST)[-1:]
-        yield from (_with_date(evaluation) for evaluation in made if evaluation.run_id != run_id)
+        made = newest(instance, key)
+        if made is not None and made.run_id != run_id:
+            yield _with_date(made)
 
 
 def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
     result = evaluation.result
-    metadata = dict(evaluation.result.metadata)
-    said = evaluation.result.description
+    metadata = dict(result.metadata)
+    said = result.description
     if AS_OF not in metadata:
         metadata[AS_OF] = dg.MetadataValue.timestamp(evaluation.at)
         if evaluation.run_id:
@@ -178,7 +174,8 @@ def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
 
 def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
     """Whether the newest result of a check is a failure."""
-    return any(not evaluation.result.passed for evaluation in history(instance, key, NEWEST)[-1:])
+    made = newest(instance, key)
+    return made is not None and not made.result.passed
 
 
 def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:

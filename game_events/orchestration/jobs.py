@@ -290,19 +290,6 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
     )
 
 
-def build_hourly_maintenance(graph: Graph, maintain: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule of the job."""
-    return dg.ScheduleDefinition(
-        name=graph.keys.named("hourly_maintenance"),
-        job=maintain,
-        cron_schedule="41 * * * *",
-        execution_timezone="UTC",
-        description="Maintains the tables each hour, so that runs in triggered mode leave no small files behind; continuous "
-        "mode does it by itself meanwhile.",
-        default_status=graph.schedule_status,
-    )
-
-
 def _table(tables: Iterable[TableMaintenance]) -> dg.TableMetadataValue:
     """The tables that were changed."""
     numbers = ("joined", "into", "renewed", "replaced", "orphans", "waiting")

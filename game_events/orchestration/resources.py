@@ -31,7 +31,7 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import is_s3, store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, is_game, no_table
-from game_events.orchestration.keys import Keys
+from game_events.orchestration.keys import Keys, UnresolvedAssetJobDefinition
 from game_events.orchestration.runs import StepContext, errors_decide, lakehouse_tag, mark_process
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
@@ -256,10 +256,18 @@ class Graph:
         """Whether sensors run from the beginning."""
         return dg.DefaultSensorStatus.RUNNING if self.settings.automation else dg.DefaultSensorStatus.STOPPED
 
-    @property
-    def schedule_status(self) -> dg.DefaultScheduleStatus:
-        """Whether schedules run from the beginning."""
-        return dg.DefaultScheduleStatus.RUNNING if self.settings.automation else dg.DefaultScheduleStatus.STOPPED
+    def schedule(
+        self, name: str, job: dg.JobDefinition | UnresolvedAssetJobDefinition, cron: str, description: str
+    ) -> dg.ScheduleDefinition:
+        """A schedule of a job, which runs from the beginning unless the settings say that nothing does."""
+        return dg.ScheduleDefinition(
+            name=self.keys.named(name),
+            job=job,
+            cron_schedule=cron,
+            execution_timezone="UTC",
+            description=description,
+            default_status=dg.DefaultScheduleStatus.RUNNING if self.settings.automation else dg.DefaultScheduleStatus.STOPPED,
+        )
 
 
 class TableLoader(dg.ConfigurableIOManager):
