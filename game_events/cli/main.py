@@ -142,7 +142,10 @@ def main() -> None:
     handler.addFilter(lambda record: not hasattr(record, "is_shown"))
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
-        _refuse_other_encodings(sys.argv)
+        for argument in sys.argv:
+            # Python's marks of bytes that are no UTF-8.
+            if any("\ud800" <= character <= "\udfff" for character in argument):
+                raise ConfigurationError(f"the argument {argument!a} is not UTF-8")
         command_line()(prog_name="game-events")
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
         _print_error(error)
@@ -165,14 +168,6 @@ def _open_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _refuse_other_encodings(arguments: list[str]) -> None:
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"the argument {argument!a} is not UTF-8") from None
 
 
 def _print_error(error: Exception) -> None:
