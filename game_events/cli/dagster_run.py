@@ -31,23 +31,16 @@ if TYPE_CHECKING:
     from dagster import ExecuteInProcessResult
 
 VARIABLE, STATE_VARIABLE = "DAGSTER_HOME", "GAME_EVENTS_STATE_DIR"
-
 #: Read by Dagster's own commands, too, from the folder in which they are started.
 ENV_FILE = Path(".env")
-
 INSTANCE_FILE = "dagster.yaml"
-
 WORKSPACE_FILE = "workspace.yaml"
-
 #: File beside `dagster.yaml`: digest of the project's own text that was last written there, or that people were told of.
 DIGEST_FILE = ".dagster.yaml.sha256"
-
 #: Said of a run that a signal has ended.
 STOPPED = "it was stopped by a signal (Ctrl-C, SIGTERM). What was committed stays, and the next run goes on from there"
-
 #: What they are called without the setting.
 USUAL = Names()
-
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
 

@@ -100,9 +100,7 @@ def _line(entry: Version) -> str:
 
 #: Longer details are cut in the lines for people; `--json` has all of it.
 SHOWN_CHARS = 100
-
 _KINDS = (*KINDS, *COUNTER_KINDS)
-
 _CHOSEN = """
 SELECT * FROM events
 WHERE ($run IS NULL OR starts_with(run_id, $run)) AND ($kind IS NULL OR kind = $kind)

@@ -26,7 +26,6 @@ from game_events.plugin import Command, Plugin, installed
 OBJECTS_BEFORE_GC = 100_000
 #: Exit codes: 0 success, 1 the command failed; typer's own: 2 wrong usage, 130 Ctrl-C.
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-
 #: The core's commands. Those of plug-ins follow (`game_events.plugin`).
 CORE_COMMANDS = {
     "run": Command(

@@ -36,7 +36,6 @@ Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single ro
 
 #: Nothing that the registry or the rules say one day makes rows of these.
 FOR_EVER = frozenset({Reason.TOMBSTONE, Reason.TOO_SHORT})
-
 _COLUMNS = [
     "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", *SCHEMA_COLUMNS,
     "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_table", "replayed_batch", "replayed_at", "game",
@@ -157,7 +156,6 @@ Tables = Annotated[list[str] | None, typer.Option("--table", help="Only these ta
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be done, and do nothing.")]
 
 COLUMNS = ("table", "joined", "into", "renewed", "replaced", "orphans", "waiting", "files")
-
 #: Those of them that count what maintenance does.
 WORK = ("joined", "renewed", "replaced", "orphans")
 

@@ -172,12 +172,9 @@ def show_checks(output: Output, title: str, results: Sequence[PreflightResult]) 
 
 
 LOGGER = "game_events"
-
 #: What a `dagster.yaml` can lack, and what comes of it.
 NO_POOLS = "no pool limit (concurrency.pools.default_limit): two runs may do the same layer's work twice"
-
 NO_MONITORING = "no run monitoring (run_monitoring.enabled): a run that never starts or never stops is not ended"
-
 NO_LOGGER = f"the logger {LOGGER} is not managed (python_logs.managed_python_loggers): progress is in no run's log"
 
 

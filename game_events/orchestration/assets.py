@@ -218,7 +218,6 @@ def build_automation(graph: Graph) -> dg.AutomationConditionSensorDefinition:
 
 #: Of the hash of an aggregate's definition, as its code version.
 VERSION_CHARS = 12
-
 #: Why a partition that somebody has added by hand fails.
 NO_GAME = "no game may have this name (README.md, Limits): delete the partition"
 

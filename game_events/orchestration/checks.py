@@ -47,16 +47,12 @@ from game_events.rules import Rule
 
 #: Metadata of a result that was logged again: when it was made, and by which run.
 AS_OF, BY_RUN = "as_of", "made_by_run"
-
 #: Checks that the sensor `data_alarms` makes.
 HOURLY = (FRESH, VOLUME)
-
 #: Newest evaluations that are read for the last one: a record keeps the place of its run's plan.
 NEWEST = 5
-
 #: Newest evaluations of one check that are read: more than there are between two ticks.
 HISTORY = 50
-
 EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
 
@@ -209,13 +205,10 @@ def check_result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
 
 #: What the checks of rules begin with, apart from those of checks that are no rules.
 CHECK = "rule_"
-
 #: Of a rule that is not in the settings any more, until the definitions are loaded again.
 REMOVED = "The rule is not in the settings any more: this check goes when the definitions are reloaded."
-
 #: What the evaluation of a run covers.
 THIS_RUN = "rows of this run"
-
 #: Games that a check's metadata names, those with most violations first.
 GAMES_SHOWN = 50
 
@@ -364,10 +357,8 @@ def outcome(
 
 #: The check of the asset `status`.
 ALL_IS_WELL = "all_is_well"
-
 #: Longest wait for one answer of the broker.
 TIMEOUT_S = 5.0
-
 #: Jobs with a failed newest run that is worth a look.
 JOBS = ("refresh", "continuous", "replay", "redecode", "maintain")
 

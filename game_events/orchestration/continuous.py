@@ -122,22 +122,16 @@ def _group(entry: TableReport) -> str:
 
 
 OP = "run_continuously"
-
 #: Seconds between two checks of the main thread for due events.
 POLL_S = 0.5
-
 #: After "stop": seconds for the step under way to end by itself, then for its Spark job to be ended.
 GRACE_S, ABANDON_S = 8.0, 10.0
-
 #: Seconds between two events of a state that keeps the loop from working.
 STATE_S = 60.0
-
 #: Jobs that change rows of tables, which a live writer would make fail again and again: they go first. A run of any other
 #: job goes first too if it has this tag.
 ROW_CHANGING_JOBS = frozenset({"replay", "redecode"})
-
 UNDER_WAY = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
-
 #: Switches of the loops of this process, for the command line's Ctrl-C.
 _switches: set[threading.Event] = set()
 
@@ -329,13 +323,10 @@ def _result(context: dg.OpExecutionContext, loop: Loop, error: BaseException | N
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
-
 #: A run that lasted so long was a good one: pauses are short again.
 HEALTHY_S = 600
-
 #: Seconds in which the command line, if it was its run, has begun the next one by itself.
 HAND_OVER_S = 15
-
 #: Runs that are read: past so many failures the pause is the longest anyway.
 RUNS_SEEN = 10
 

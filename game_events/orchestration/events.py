@@ -32,10 +32,8 @@ from game_events.sources.source import Partition
 
 #: Games that a message names, and names in a sensor's reason.
 NAMED, NAMED_IN_REASON = 20, 10
-
 #: Events of games' tables that one run logs (`with_event`).
 EVENTS = 150
-
 #: Games that are named where not each has an event.
 GAMES_SHOWN = 50
 
@@ -286,7 +284,6 @@ def latency_table(latency: Mapping[str, Histogram]) -> str:
 
 #: Failed games that each run plans again, so that their partitions name the newest run.
 REPLANNED = 150
-
 #: Layers with a partition for each game.
 SAME_PARTITIONS = (Layer.SILVER, Layer.GOLD)
 
@@ -394,10 +391,8 @@ def game_table(lakehouse: Lakehouse, layer: str, game: str) -> Table:
 
 #: Markdown's punctuation; an underscore inside of a word is none.
 _PUNCTUATION = re.compile(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])")
-
 #: What only means something where a line begins: headings, lists, rules, code; numbers of a list.
 _BEGINNING = re.compile(r"^(\d*)([#+\-=.)])")
-
 #: Any punctuation can be escaped.
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 

@@ -44,11 +44,9 @@ from game_events.pipeline.runs.refresh import (
 )
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
-
 #: All steps wait for the same pool, as the jobs do that repair and maintain the tables: a run waits in the queue, where it can
 #: be canceled, and seldom between two steps.
 POOL = "bronze"
-
 #: Step -> its op, and what it does.
 STEPS = {
     "bronze": ("refresh_bronze", "Reads the topic up to the offsets seen now."),

@@ -50,7 +50,6 @@ def report_in(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 OpEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
 
 JOB = "continuous"
-
 #: Metadata keys of check results: the games that it failed for, and what it covers.
 FAILED_GAMES, COVERS = "failed_games", "covers"
 
@@ -126,10 +125,8 @@ class Keys:
 
 
 DEFAULT = Keys(Names())
-
 #: For assets of one's own beside those with default names (docs/reading.md).
 GAMES, GOLD_KEY = DEFAULT.partitions, DEFAULT.gold
-
 OWNERS = ["team:data-engineering"]
 
 

@@ -169,7 +169,6 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
 
 
 LAKEHOUSE = "lakehouse"
-
 #: Input of an op that only waits for another one.
 START = "start"
 

@@ -55,7 +55,6 @@ log = logging.getLogger(__name__)
 #: Tag of every run: the lakehouse that it works on, as its root and the prefix of its tables. Jobs have it from the beginning;
 #: what is materialized by hand, from when its process has begun.
 LAKEHOUSE_TAG = "game_events/lakehouse"
-
 #: Dagster's own tag of the repository and code location that a run was started from.
 REPOSITORY_TAG = ".dagster/repository"
 
@@ -128,13 +127,10 @@ class OwnRuns:
 #: Tag of a run: host, process id, the second in which the process was started (process ids are used again), and in which boot
 #: of the machine and which namespace of process ids.
 PROCESS_TAG = "game_events/process"
-
 #: An earlier version wrote no boot and no namespace.
 _TAG = re.compile(r"(?P<host>[^:]*):(?P<pid>[0-9]{1,9}):(?P<started>[0-9]{1,12})(?::(?P<boot>[^:/]*)/(?P<namespace>[^:/]*))?")
-
 #: Two processes may see a third one's start a second apart: it is computed from the time of the machine's start.
 SLACK_S = 3
-
 #: A run in one of these has (or had) a process that works on it.
 WORKING = [
     DagsterRunStatus.NOT_STARTED,
@@ -145,7 +141,6 @@ WORKING = [
 
 #: Those, and runs that wait for one.
 UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
-
 #: Unfinished runs read: a tick has to stay short.
 LIMIT = 200
 
@@ -255,19 +250,14 @@ def _namespace() -> str:
 
 #: Runs deleted at a time: a sensor's tick has to stay short.
 AT_ONCE = 25
-
 #: Runs asked for in one query.
 PAGE = 250
-
 #: Storage ids asked for in one query.
 IDS_AT_ONCE = 500
-
 #: Seconds between two searches, which read the newest event of every asset and partition, where all old runs are needed.
 SEARCH_EVERY_S = 3_600.0
-
 #: Key of the time of a lakehouse's last search in Dagster's storage; the command line and the sensor share it.
 SEARCHED_AT = "game_events/old_runs_looked_at:{}"
-
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
@@ -373,22 +363,16 @@ def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> 
 
 #: The run brings every layer up to date by itself: automation has nothing to add to what it logs.
 CARRIES_ALL = {"game_events/carries": "all"}
-
 #: A run that replaces rows of tables: continuous mode waits for it.
 ROW_CHANGING_TAG = "game_events/changes_rows"
-
 #: A continuous run that was stopped by the user or its time limit: the sensor must not start it again.
 ENDED_BY_ITSELF = "game_events/ended_by_itself"
-
 #: A continuous run that ended because it had lasted long enough: the next one takes its place.
 HANDED_OVER = "game_events/handed_over"
-
 #: Why the run was started.
 REASON = "game_events/reason"
-
 #: The run's own process sends its alerts (the command line, where no daemon may be running).
 OWN_ALERTS = "game_events/own_alerts"
-
 RUN_KEY_TAG = "dagster/run_key"
 
 
@@ -403,7 +387,6 @@ def unused_run_key(instance: DagsterInstance, wanted: str) -> str:
 
 #: No wait between two attempts is longer.
 MAX_DELAY_S = 300.0
-
 #: What Spark's workers say when the broker goes away under them: their own consumer's errors, as text.
 KAFKA_IS_AWAY = (
     "org.apache.kafka.common.errors.TimeoutException",

@@ -130,24 +130,17 @@ class SensorCursor(BaseModel):
 
 #: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
-
 #: The job that it starts.
 REFRESH = "refresh"
-
 #: Jobs that write bronze: no second one is started beside them.
 WRITERS = (REFRESH, "layers", "continuous", "replay", "redecode")
-
 #: Seconds before a run without progress is retried, doubled each time, and the longest ones.
 FIRST_WAIT_S = 30.0
-
 LONGEST_WAIT_S = 900.0
-
 #: Seconds that layers with a lag are left to automation, or to a materialization by hand.
 GRACE_S = 60.0
-
 #: Events of the topic's asset are at least so far apart, unless the lag is gone.
 EVENT_EVERY_S = 60.0
-
 #: Partitions in one of them, those with most lag first: nothing deletes events without a run, and 1,000 partitions are 127 KB.
 PARTITIONS_SHOWN = 50
 
@@ -274,11 +267,9 @@ def _request(tick: Tick, key: str, why: str) -> dg.RunRequest:
 
 #: Versions with their changes in one event: a tick has to stay short.
 MAX_DIFFS = 10
-
 #: Seconds after which a tick begins with no further subject, and for the versions of one: Dagster ends a tick after 60 s, and
 #: its cursor is lost then.
 SEARCH_S = 20.0
-
 #: Subject -> version number -> schema id.
 Cursor = dict[str, dict[int, int]]
 
@@ -405,18 +396,6 @@ def _version_event(
     )
 
 
-def games_of(settings: Settings) -> tuple[set[str], set[str]]:
-    """Games that the pipeline has let in, and all names with a silver table.
-
-    Raises:
-        GameEventsError: a table cannot be read.
-    """
-    lakehouse = Lakehouse.of(settings)
-    bronze = lakehouse.table(BRONZE).open_to_read()
-    admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
-    return admitted, set(lakehouse.games())
-
-
 def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[str]) -> list[str]:
     """Names that become partitions: valid, allowed, and of those with no more than a folder only `max_games` in all."""
 
@@ -445,7 +424,10 @@ def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     partitions = tick.graph.keys.partitions
     known = set(tick.context.instance.get_dynamic_partitions(str(partitions.name)))
     seen = set(SeenGames.read(tick.context.cursor).games)
-    admitted, tables = games_of(tick.settings)
+    lakehouse = Lakehouse.of(tick.settings)
+    bronze = lakehouse.table(BRONZE).open_to_read()
+    admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
+    tables = set(lakehouse.games())
     names = to_add(tick.settings, known, admitted - seen, tables - seen)
     tick.context.update_cursor(SeenGames(games=sorted(seen | known)).model_dump_json())
     if not names:

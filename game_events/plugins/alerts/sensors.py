@@ -58,6 +58,7 @@ def alert_of_run(instance: DagsterInstance, run: DagsterRun) -> Alert | None:
     entries = instance.all_logs(run.run_id, of_type={DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE})
     events = [entry.get_dagster_event() for entry in entries]
     steps = [_step_failure(event) for event in events if event.event_type == DagsterEventType.STEP_FAILURE]
+    failure: tuple[str, dict[str, Any]] | None
     failure = next((event.message for event in reversed(events) if event.message), NO_MESSAGE), {}
     if steps:
         # A layer's step that failed for single tables names these alone: the whole report is another step's.
