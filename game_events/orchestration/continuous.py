@@ -164,7 +164,7 @@ def row_changing_run(instance: dg.DagsterInstance, own: OwnRuns, keys: Keys = DE
     return None
 
 
-def has_ended(work: Future[None], within_s: float) -> bool:
+def has_ended(work: Future[LoopReport], within_s: float) -> bool:
     """Whether the loop at work ends within seconds.
 
     Not by `concurrent.futures.wait`: an exception that a signal raises in there may leave the future locked.
@@ -176,7 +176,7 @@ def has_ended(work: Future[None], within_s: float) -> bool:
     return True
 
 
-def end_loop(loop: Loop, work: Future[None], grace_s: float = GRACE_S) -> bool:
+def end_loop(loop: Loop, work: Future[LoopReport], grace_s: float = GRACE_S) -> bool:
     """Stop a loop at work within seconds; whether it did."""
     loop.stop.set()
     if has_ended(work, grace_s):
@@ -262,7 +262,7 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
 
 
 def _events_while(
-    context: dg.OpExecutionContext, loop: Loop, work: Future[None], throttle: EventThrottle, keys: Keys
+    context: dg.OpExecutionContext, loop: Loop, work: Future[LoopReport], throttle: EventThrottle, keys: Keys
 ) -> Iterator[OpEvent]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
     report = loop.report

@@ -231,7 +231,7 @@ def lag_events(settings: Settings, lag: PipelineLag, memory: Memory, now: float)
     events = []
     for key, partitions in assets.items():
         most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
-        metadata = {
+        metadata: dict[str, Any] = {
             "lag": sum(lag.lag[p] for p in partitions),
             "partitions": len(partitions),
             "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in partitions)),
