@@ -132,13 +132,7 @@ _TAG = re.compile(r"(?P<host>[^:]*):(?P<pid>[0-9]{1,9}):(?P<started>[0-9]{1,12})
 #: Two processes may see a third one's start a second apart: it is computed from the time of the machine's start.
 SLACK_S = 3
 #: A run in one of these has (or had) a process that works on it.
-WORKING = [
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
-
+WORKING = [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 #: Those, and runs that wait for one.
 UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
 #: Unfinished runs read: a tick has to stay short.
@@ -168,12 +162,6 @@ def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
             storage.free_concurrency_slots_for_run(run.run_id)
         log.warning("run_id=%s job=%s dead=true process=%s", run.run_id, run.job_name, run.tags[PROCESS_TAG])
     return dead
-
-
-def unfinished_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
-    """Own runs that wait or work, newest first; ends dead ones first."""
-    end_dead_runs(instance, own)
-    return own.runs(instance, LIMIT, statuses=UNFINISHED)
 
 
 def this_process() -> str:

@@ -30,7 +30,7 @@ from game_events.orchestration.continuous import Decision
 from game_events.orchestration.events import NAMED_IN_REASON, as_text, one_line, partition_table, plain, some, table
 from game_events.orchestration.keys import DEFAULT, JOB, Keys, schema_key, source_key
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.runs import REASON, OwnRuns, drop_old_runs, end_dead_runs, unfinished_runs, unused_run_key
+from game_events.orchestration.runs import LIMIT, REASON, UNFINISHED, OwnRuns, drop_old_runs, end_dead_runs, unused_run_key
 from game_events.pipeline.lag import PipelineLag, digest, read_lag
 from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
@@ -211,7 +211,8 @@ def reason(lag: PipelineLag) -> str | None:
 def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:
     """An own run that writes bronze, or waits for its turn to."""
     writers = set(map(keys.named, WRITERS))
-    for run in unfinished_runs(instance, own):
+    end_dead_runs(instance, own)
+    for run in own.runs(instance, LIMIT, statuses=UNFINISHED):
         if run.job_name in writers or keys.bronze in (run.asset_selection or ()):
             return run
     return None
