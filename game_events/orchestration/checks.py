@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.orchestration.events import PlannedLayers, as_text, report_events, some
+from game_events.orchestration.events import GAMES_SHOWN, PlannedLayers, as_text, report_events, some
 from game_events.orchestration.keys import (
     COVERS,
     DEFAULT,
@@ -209,8 +209,6 @@ CHECK = "rule_"
 REMOVED = "The rule is not in the settings any more: this check goes when the definitions are reloaded."
 #: What the evaluation of a run covers.
 THIS_RUN = "rows of this run"
-#: Games that a check's metadata names, those with most violations first.
-GAMES_SHOWN = 50
 
 
 def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:

@@ -30,8 +30,8 @@ from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.result import RunResult, TableReport, present
 from game_events.sources.source import Partition
 
-#: Games that a message names, and names in a sensor's reason.
-NAMED, NAMED_IN_REASON = 20, 10
+#: Names in a message, or in a sensor's reason.
+NAMED = 10
 #: Events of games' tables that one run logs (`with_event`).
 EVENTS = 150
 #: Games that are named where not each has an event.
@@ -99,7 +99,7 @@ def partition_events(
     requested = set(context.partition_keys) - {entry.game for entry in failed}
     absent = sorted(requested - metadata.keys())
     if absent:
-        context.log.warning(f"no table, as no rows of it are there: {', '.join(absent[:NAMED])}")
+        context.log.warning(f"no table, as no rows of it are there: {some(absent)}")
         metadata |= {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in absent}
     if failed:
         # The one output of a run over several games would mark all of them.
@@ -420,8 +420,8 @@ def plain(markdown: str) -> str:
 def some(names: Iterable[object]) -> str:
     """The first names, and how many more there are."""
     every = list(map(str, names))
-    more = f" and {len(every) - NAMED_IN_REASON} more" if len(every) > NAMED_IN_REASON else ""
-    return ", ".join(every[:NAMED_IN_REASON]) + more
+    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more
 
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> dg.TableMetadataValue:

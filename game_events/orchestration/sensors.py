@@ -27,7 +27,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
 from game_events.orchestration import continuous
 from game_events.orchestration.checks import read_status
 from game_events.orchestration.continuous import Decision
-from game_events.orchestration.events import NAMED_IN_REASON, as_text, one_line, partition_table, plain, some, table
+from game_events.orchestration.events import NAMED, as_text, one_line, partition_table, plain, some, table
 from game_events.orchestration.keys import DEFAULT, JOB, Keys, schema_key, source_key
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import LIMIT, REASON, UNFINISHED, OwnRuns, drop_old_runs, end_dead_runs, unused_run_key
@@ -372,7 +372,7 @@ def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     if not new.events:
         tick.context.update_cursor(cursor)
         known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
-        return dg.SkipReason("; ".join([*new.errors[:NAMED_IN_REASON], f"no new version: {known}"]))
+        return dg.SkipReason("; ".join([*new.errors[:NAMED], f"no new version: {known}"]))
     key = digest([[v[-1].subject, v[-1].version, *(one.schema_id for one in v)] for v in new.found])
     texts = ", ".join(f"{v[-1].subject} version {v[-1].version}" for v in new.found)
     request = _request(tick, f"schemas-{key}", f"schema: {texts}")
