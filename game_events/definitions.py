@@ -6,10 +6,9 @@ from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.orchestration.assets import build_automation, build_tables
-from game_events.orchestration.checks import build_check_schedule, build_checks, build_rule_checks, build_status
+from game_events.orchestration.checks import build_check_job, build_checks, build_rule_checks, build_status
 from game_events.orchestration.continuous import build_continuous
 from game_events.orchestration.jobs import (
-    build_hourly_maintenance,
     build_layers,
     build_maintain,
     build_redecode,
@@ -50,7 +49,21 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             build_continuous(graph),
             build_validate(graph, lambda: build_defs(settings)),
         ],
-        schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
+        schedules=[
+            graph.schedule(
+                "daily_checks",
+                build_check_job(graph, checks),
+                "17 3 * * *",
+                "Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
+            ),
+            graph.schedule(
+                "hourly_maintenance",
+                maintain,
+                "41 * * * *",
+                "Maintains the tables each hour, so that runs in triggered mode leave no small files behind; continuous mode "
+                "does it by itself meanwhile.",
+            ),
+        ],
         sensors=[*(sensor.build(graph) for sensor in SENSORS), build_automation(graph)],
         resources={**graph.resources, graph.keys.named("tables"): TableLoader(spark=graph.spark, source=graph.source)},
         # The default executor would start a JVM for each step and each check.

@@ -17,7 +17,7 @@ from typing import Any
 from game_events.errors import ConfigurationError
 
 #: Packages of the project's own plug-ins, in the order in which their parts are asked.
-BUILT_IN = ("files", "governance", "catalog", "export", "local")
+BUILT_IN = ("files", "governance", "catalog", "export", "alerts", "local")
 ENTRY_POINTS = "game_events.plugins"
 
 
@@ -48,6 +48,7 @@ class Plugin:
         doctor: function `(Settings) -> Mapping[str, Callable[[], str]]`: what `game-events doctor` checks beside the core, by
             name; the text is shown, a ConfigurationError or DataError is a failed check.
         run_observer: function `(Pipeline, job, is_streaming) -> RunObserver`: is told what each run does.
+        command_run_ended: function `(DagsterInstance, Settings, run id)`: is told of each run of the command line at its end.
         record_filter: function `(Pipeline, bronze) -> RecordFilter | None`: says which records must not be stored.
         erase_rejected: function `(Pipeline, records) -> int`: erases records of quarantine that the filter refuses later.
     """
@@ -61,6 +62,7 @@ class Plugin:
     checks: str | None = None
     doctor: str | None = None
     run_observer: str | None = None
+    command_run_ended: str | None = None
     record_filter: str | None = None
     erase_rejected: str | None = None
 

@@ -82,7 +82,7 @@ def settings() -> str:
 
 def groups() -> list[str]:
     """Names of the groups of settings."""
-    return [vars(group)["group"] for group in groups_of(settings_class())]
+    return list(dict.fromkeys(vars(group)["group"] for group in groups_of(settings_class())))
 
 
 def meanings() -> dict[str, str]:

@@ -25,30 +25,22 @@ from game_events.errors import STOPS, ConfigurationError
 from game_events.jvm.private_folders import private_folder
 from game_events.lakehouse.tables import REPORTED, Layer
 from game_events.pipeline.reporting.result import RunResult
+from game_events.plugin import parts
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance, ExecuteInProcessResult
+    from dagster import ExecuteInProcessResult
 
-    from game_events.orchestration.runs import OwnRuns
-
-VARIABLE = "DAGSTER_HOME"
-
+VARIABLE, STATE_VARIABLE = "DAGSTER_HOME", "GAME_EVENTS_STATE_DIR"
 #: Read by Dagster's own commands, too, from the folder in which they are started.
 ENV_FILE = Path(".env")
-
 INSTANCE_FILE = "dagster.yaml"
-
 WORKSPACE_FILE = "workspace.yaml"
-
 #: File beside `dagster.yaml`: digest of the project's own text that was last written there, or that people were told of.
 DIGEST_FILE = ".dagster.yaml.sha256"
-
 #: Said of a run that a signal has ended.
 STOPPED = "it was stopped by a signal (Ctrl-C, SIGTERM). What was committed stays, and the next run goes on from there"
-
 #: What they are called without the setting.
 USUAL = Names()
-
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
 
@@ -65,12 +57,10 @@ def find_dagster_home(settings: Settings) -> Path:
     Raises:
         ConfigurationError: `DAGSTER_HOME` is no absolute path (Dagster asks for one).
     """
-    named = os.environ.get(VARIABLE) or (None if _state_dir_in_environment() else dotenv_values(ENV_FILE).get(VARIABLE))
-    if not named:
-        return _below_state(settings)
-    if not Path(named).is_absolute():
+    named = os.environ.get(VARIABLE) or (None if os.environ.get(STATE_VARIABLE) else dotenv_values(ENV_FILE).get(VARIABLE))
+    if named and not Path(named).is_absolute():
         raise ConfigurationError(f"{VARIABLE}: {named!r} is not an absolute path; unset it to use {settings.state_dir}/dagster")
-    return Path(named)
+    return Path(named) if named else (settings.state_dir / "dagster").resolve()
 
 
 def dagster_home(settings: Settings) -> Path:
@@ -83,11 +73,12 @@ def dagster_home(settings: Settings) -> Path:
         ConfigurationError: `DAGSTER_HOME` is no absolute path, or the folder cannot be made or read.
     """
     home = find_dagster_home(settings)
-    if home == _below_state(settings):
+    is_own = home == (settings.state_dir / "dagster").resolve()
+    if is_own:
         private_folder(home)
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if home == _below_state(settings) or (home / DIGEST_FILE).exists() or not any(home.iterdir()):
+        if is_own or (home / DIGEST_FILE).exists() or not any(home.iterdir()):
             _write_instance_file(home)
     except OSError as error:
         raise ConfigurationError(f"{VARIABLE}: the folder {home} cannot be made: {error.strerror}") from error
@@ -107,7 +98,7 @@ def share_dagster_home(settings: Settings) -> None:
     written is a warning.
     """
     home = dagster_home(settings)
-    if VARIABLE in os.environ or VARIABLE in dotenv_values(ENV_FILE) or _state_dir_in_environment():
+    if VARIABLE in os.environ or VARIABLE in dotenv_values(ENV_FILE) or os.environ.get(STATE_VARIABLE):
         return
     line = f"{VARIABLE}={shlex.quote(str(home))}"
     try:
@@ -117,14 +108,6 @@ def share_dagster_home(settings: Settings) -> None:
     except OSError as error:
         # Only Dagster's own commands need the line.
         _log.warning("%s cannot be written (%s): set %s for `dagster dev`", ENV_FILE.resolve(), error.strerror, line)
-
-
-def _below_state(settings: Settings) -> Path:
-    return (settings.state_dir / "dagster").resolve()
-
-
-def _state_dir_in_environment() -> bool:
-    return bool(os.environ.get("GAME_EVENTS_STATE_DIR"))
 
 
 def _write_instance_file(home: Path) -> None:
@@ -168,10 +151,9 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
     `place`: a folder or prefix that the command line names for the job, which may use it.
     """
     home = dagster_home(settings)
-    from dagster import DagsterInstance
+    from dagster import DagsterInstance, DagsterRunStatus
 
     from game_events.definitions import build_defs
-    from game_events.orchestration.alerts import send_own_alerts
     from game_events.orchestration.jobs import allow_here
     from game_events.orchestration.keys import Keys, execute_here
     from game_events.orchestration.runs import (
@@ -196,25 +178,20 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
         end_dead_runs(instance, own)
         # Where no daemon runs the command line alone keeps the history short.
         drop_old_runs(instance, own, settings.run_history_h, definitions.resolve_asset_graph().asset_check_keys)
-        _log_running_runs(instance, own)
+        # With pools, this run may have to wait for them.
+        for run in own.runs(instance, 20, statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]):
+            _progress.info(
+                "run %s of %s is under way; this one waits where both write the same table", run.run_id[:8], run.job_name
+            )
         ended = execute_here(
             job,
             instance,
             {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}, "ops": {op.name: {"config": dict(config or {})}}},
             tags={**lakehouse_tag(settings), REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
         )
-        send_own_alerts(instance, settings, ended.run_id)
+        for told in parts("command_run_ended"):
+            told(instance, settings, ended.run_id)
     return _result(ended)
-
-
-def _log_running_runs(instance: DagsterInstance, own: OwnRuns) -> None:
-    """Log the runs under way: with pools, this run may have to wait for them."""
-    from dagster import DagsterRunStatus
-
-    for run in own.runs(instance, 20, statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]):
-        _progress.info(
-            "run %s of %s is under way; this one waits where both write the same table", run.run_id[:8], run.job_name
-        )
 
 
 def _result(ended: ExecuteInProcessResult) -> JobResult:
@@ -250,12 +227,17 @@ def finish(output: Output, result: JobResult, failed: str = "") -> None:
 
 def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
-    _show_notices(output, report)
+    for notice in report["notices"]:
+        output.say(notice)
+    if report["postponed"]:
+        output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
+    if "files" in report:
+        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
     if not report["tables"] and not report["errors"]:
         output.say("nothing new: every table is up to date, and none was written")
         _show_counters(output, report)
         return
-    _show_layers(output, report)
+    _show_layers(output, report["rows"], report["seconds"])
     if report["games"]:
         _show_games(output, report["games"], words)
     _show_counters(output, report)
@@ -267,31 +249,14 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
         output.say(f"FAILED {error['table']}: {error['error']}")
 
 
-def _show_notices(output: Output, report: dict[str, Any]) -> None:
-    for notice in report["notices"]:
-        output.say(notice)
-    if report["postponed"]:
-        output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
-    if "files" in report:
-        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
-
-
-def _show_layers(output: Output, report: dict[str, Any]) -> None:
-    rows = report["rows"]
-    seconds = report["seconds"]
+def _show_layers(output: Output, rows: Mapping[str, int], seconds: Mapping[str, float]) -> None:
     lines = []
     for layer in (*REPORTED, *(own for own in rows if own not in REPORTED)):
-        took = f"{seconds[layer]:.1f} s" if layer in seconds else "-"
-        lines.append((layer, rows[layer], took, _rate(layer, rows[layer], seconds)))
+        took = seconds.get(layer, 0.0)
+        # Rows go to quarantine on the way to bronze.
+        rate = f"{rows[layer] / took:,.0f}/s" if took and rows[layer] and layer != Layer.QUARANTINE else "-"
+        lines.append((layer, rows[layer], f"{took:.1f} s" if layer in seconds else "-", rate))
     output.table("rows by layer (gold and unified: all rows of what changed)", ("layer", "rows", "took", "rate"), lines)
-
-
-def _rate(layer: str, rows: int, seconds: Mapping[str, float]) -> str:
-    """Rows of a layer a second; rows go to quarantine on the way to bronze."""
-    took = seconds.get(layer, 0.0)
-    if not took or not rows or layer == Layer.QUARANTINE:
-        return "-"
-    return f"{rows / took:,.0f}/s"
 
 
 def _show_games(output: Output, games: Mapping[str, Mapping[str, int]], words: Names) -> None:

@@ -26,40 +26,39 @@ from game_events.plugin import Command, Plugin, installed
 OBJECTS_BEFORE_GC = 100_000
 #: Exit codes: 0 success, 1 the command failed; typer's own: 2 wrong usage, 130 Ctrl-C.
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-
 #: The core's commands. Those of plug-ins follow (`game_events.plugin`).
 CORE_COMMANDS = {
     "run": Command(
-        "game_events.cli.commands.run:app",
+        "game_events.cli.run:app",
         "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
     ),
     "doctor": Command(
-        "game_events.cli.commands.doctor:doctor",
+        "game_events.cli.run:doctor",
         "Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand.",
     ),
     "tables": Command(
-        "game_events.cli.commands.inspection:tables",
+        "game_events.cli.inspection:tables",
         "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
     "history": Command(
-        "game_events.cli.commands.inspection:history",
+        "game_events.cli.inspection:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
     ),
     "log": Command(
-        "game_events.cli.commands.inspection:log",
+        "game_events.cli.inspection:log",
         "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
     ),
-    "quarantine": Command("game_events.cli.commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
+    "quarantine": Command("game_events.cli.repair:app", "Rows that are in no other table: list them, and replay them."),
     "redecode": Command(
-        "game_events.cli.commands.jobs:redecode",
+        "game_events.cli.repair:redecode",
         "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
     ),
     "maintain": Command(
-        "game_events.cli.commands.jobs:maintain",
+        "game_events.cli.repair:maintain",
         "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
     "migrate": Command(
-        "game_events.cli.commands.jobs:migrate",
+        "game_events.cli.repair:migrate",
         "Give the tables of a lakehouse of game_events 0.1 today's names; no row changes. Killed, it is run again.",
     ),
 }
@@ -138,7 +137,10 @@ def main() -> None:
     handler.addFilter(lambda record: not hasattr(record, "is_shown"))
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
-        _refuse_other_encodings(sys.argv)
+        for argument in sys.argv:
+            # Python's marks of bytes that are no UTF-8.
+            if any("\ud800" <= character <= "\udfff" for character in argument):
+                raise ConfigurationError(f"the argument {argument!a} is not UTF-8")
         command_line()(prog_name="game-events")
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
         _print_error(error)
@@ -161,14 +163,6 @@ def _open_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _refuse_other_encodings(arguments: list[str]) -> None:
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"the argument {argument!a} is not UTF-8") from None
 
 
 def _print_error(error: Exception) -> None:

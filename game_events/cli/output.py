@@ -28,7 +28,6 @@ from game_events.errors import ConfigurationError
 
 #: Characters of a cell that can be read: narrower columns are unreadable.
 CELL_CHARS = 12
-
 #: Joiners within words and emoji are as they should be.
 _JOINERS = "\u200c\u200d"
 

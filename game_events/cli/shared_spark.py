@@ -1,4 +1,4 @@
-"""Spark of the command line: a session without a Dagster run, and where the Spark server of `game-events up` is.
+"""Where the Spark server of `game-events up` is, for runs of the command line.
 
 A file in the state folder says where. Only this user can read the folder. It has the token of the server, so it is there only
 while `game-events up` lives.
@@ -13,17 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, SecretStr, ValidationError
-from pyspark.sql import SparkSession
 
 from game_events.config.extensions import load_extensions
 from game_events.config.network import UNIX_SOCKET
 from game_events.config.pipeline_settings import ENV_PREFIX
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings
 from game_events.jvm.private_folders import only_mine
 from game_events.lakehouse.storage import is_remote
 from game_events.spark.config import DEFAULT_JAVA_OPTIONS, PACKAGE, jvm_config
 from game_events.spark.connect import CONNECT_MODE, TOKEN_VARIABLE
-from game_events.spark.session import edited_since_up, new_session
+from game_events.spark.session import edited_since_up
 
 FILE = Path("spark") / "shared.json"
 REMOTE_VARIABLE = f"{ENV_PREFIX}SPARK_REMOTE"
@@ -42,11 +41,6 @@ class SharedSpark(BaseModel):
     def environment(self) -> dict[str, str]:
         """The variables of a process that uses it."""
         return {REMOTE_VARIABLE: self.address, TOKEN_VARIABLE: self.token.get_secret_value()}
-
-
-def spark_session() -> SparkSession:
-    """The session of the settings, as Dagster's runs have it, for commands that use Spark themselves."""
-    return new_session(load_settings())
 
 
 def publish(settings: Settings, address: str, token: str) -> None:

@@ -153,7 +153,7 @@ def _secrets(settings: Settings | None) -> set[str]:
     for group in groups_of(type(settings)):
         secrets.update(group.further_secrets(settings))
     secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
-    return secrets | secret_parts(value_of(settings.alert_webhook_url) or "")
+    return secrets
 
 
 def login_secrets(user: str | None, password: SecretStr | None) -> set[str]:

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from game_events.config.masking import value_of
 from game_events.config.pipeline_settings import Receiver, split_names
 from game_events.config.settings import Settings, groups_of
 
@@ -51,10 +50,7 @@ def workers_are_local(settings: Settings) -> bool:
 
 def plain_http(settings: Settings) -> list[str]:
     """Messages about receivers on other machines whose connections can be read and changed on the way."""
-    receivers = [
-        Receiver("SCHEMA_REGISTRY_URL", settings.schema_registry_url, "schemas, and the registry's password"),
-        Receiver("ALERT_WEBHOOK_URL", value_of(settings.alert_webhook_url), "alerts, and the token in that address"),
-    ]
+    receivers = [Receiver("SCHEMA_REGISTRY_URL", settings.schema_registry_url, "schemas, and the registry's password")]
     for group in groups_of(type(settings)):
         receivers += group.receivers(settings)
     return [

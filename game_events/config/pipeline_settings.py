@@ -137,7 +137,7 @@ class SparkSettings(SettingsGroup):
 
 
 class RunSettings(SettingsGroup):
-    """Continuous mode, retries, alerts, the UI, this machine."""
+    """Continuous mode, retries, the UI, this machine."""
 
     group: ClassVar[str] = "runs"
 
@@ -162,10 +162,6 @@ class RunSettings(SettingsGroup):
     """times a run's step is retried after a transient error"""
     retry_delay_s: float = Field(2.0, gt=0)
     """seconds before the first retry; doubled each time, at most 300"""
-    alert_webhook_url: SecretUrl | None = None
-    """where alerts are POSTed; may hold a token, never shown"""
-    alert_severity: dict[str, Literal["error", "warning", "none"]] = Field(default_factory=dict)
-    """name of a check -> severity of its alerts (`error`, `warning`; `none`: no alerts)"""
     alert_lag_records: int = Field(0, ge=0)
     """records of lag that raise an alert; 0: no such alert"""
     dagster_url: str | None = None

@@ -1,10 +1,8 @@
-"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand; here bronze and the unified table.
+"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand.
 
-The assets of games' tables: a partition for each game, any set of them in one run and one Spark job.
-
-What every asset's page says: description, group, kinds, owners, tags, the code that makes it; and how to read a table.
-
-External assets: what bronze is made from (topics and subjects, files, a table), and tables about the pipeline itself.
+Those of games' tables have a partition for each game, any set of them in one run and one Spark job. External ones are what
+bronze is made from (topics and subjects, files, a table), and tables about the pipeline itself. Every asset's page has its
+description, group, kinds, owners, tags, the code that makes it, and how to read the table.
 """
 
 import inspect
@@ -12,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -42,11 +41,9 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import CARRIES_ALL, REASON, lakehouse_of
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import check_after_run
-from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, TableReport, present
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.schemas.archive import SchemaArchive
@@ -65,7 +62,9 @@ def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.Ass
     return [
         *external,
         _bronze(sources, graph),
-        *game_assets(graph, own),
+        _silver(graph),
+        _gold(graph),
+        *(_own_gold(graph, aggregate) for aggregate in own),
         _unified(graph),
         *operations(graph, sources),
     ]
@@ -217,12 +216,8 @@ def build_automation(graph: Graph) -> dg.AutomationConditionSensorDefinition:
     )
 
 
-#: Brings the tables of some games up to date, or (the last argument) replaces them.
-Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], object]
-
 #: Of the hash of an aggregate's definition, as its code version.
 VERSION_CHARS = 12
-
 #: Why a partition that somebody has added by hand fails.
 NO_GAME = "no game may have this name (README.md, Limits): delete the partition"
 
@@ -233,51 +228,43 @@ class RefreshConfig(dg.Config):
     full_refresh: bool = Field(default=False, description="Replace the tables by everything that the layer before has of them.")
 
 
-def game_assets(graph: Graph, own: Iterable[GoldAggregate]) -> list[dg.AssetsDefinition]:
-    """Silver, gold, and an asset for each gold aggregate that the user's modules declare (`own`)."""
-    return [_silver(graph), _gold(graph), *(_own_gold(graph, aggregate) for aggregate in own)]
+def _one_run(graph: Graph) -> str:
+    """How many runs a choice of partitions is: Dagster makes one of each range without a gap (dagster-io/dagster#32335)."""
+    entities = graph.settings.names.entities
+    return (
+        f"Chosen {entities} that follow each other in the list of partitions are one run and one Spark job; each further range "
+        f"is a run of its own. Any choice in one run: by the options of the job `{graph.keys.named('refresh')}`."
+    )
 
 
 def _silver(graph: Graph) -> dg.AssetsDefinition:
-    words = graph.settings.names
-    keys = graph.keys
+    entity = graph.settings.names.entity
     spec = table_spec(
         graph,
-        keys.silver,
-        silver_name(f"{{{words.entity}}}"),
-        f"One append-only table for each {words.entity} with its rows of bronze. {_one_run(graph)}",
-        deps=[keys.bronze],
-        partitions_def=keys.partitions,
+        graph.keys.silver,
+        silver_name(f"{{{entity}}}"),
+        f"One append-only table for each {entity} with its rows of bronze. {_one_run(graph)}",
+        deps=[graph.keys.bronze],
+        partitions_def=graph.keys.partitions,
         metadata=made_by(refresh_silver),
     )
-    return _asset(graph, spec, "silver", lambda p, report, games, full: refresh_silver(p, report, games, full=full))
-
-
-def _one_run(graph: Graph) -> str:
-    """How many runs a choice of partitions is: Dagster makes one of each range without a gap (dagster-io/dagster#32335)."""
-    words = graph.settings.names
-    refresh = graph.keys.named("refresh")
-    return (
-        f"Chosen {words.entities} that follow each other in the list of partitions are one run and one Spark job; each further "
-        f"range is a run of its own. Any choice in one run: by the options of the job `{refresh}`."
-    )
+    return _asset(graph, spec, "silver", refresh_silver)
 
 
 def _gold(graph: Graph) -> dg.AssetsDefinition:
-    words = graph.settings.names
-    keys = graph.keys
+    entity = graph.settings.names.entity
     aggregate = player_agg(graph.settings)
     spec = table_spec(
         graph,
-        keys.gold,
-        gold_name(f"{{{words.entity}}}"),
-        f"One table for each {words.entity}. {aggregate.description}. Equal to a full recompute, always. {_one_run(graph)}",
-        deps=[keys.silver],
-        partitions_def=keys.partitions,
+        graph.keys.gold,
+        gold_name(f"{{{entity}}}"),
+        f"One table for each {entity}. {aggregate.description}. Equal to a full recompute, always. {_one_run(graph)}",
+        deps=[graph.keys.silver],
+        partitions_def=graph.keys.partitions,
         code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),
         metadata=made_by(refresh_gold),
     )
-    return _asset(graph, spec, "gold", lambda p, report, games, full: refresh_gold(p, report, games, full=full))
+    return _asset(graph, spec, "gold", refresh_gold)
 
 
 def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
@@ -294,15 +281,14 @@ def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
         code_version=aggregate.definition[:VERSION_CHARS],
         metadata={"definition": aggregate.definition, **declared_in(aggregate.where)},
     )
-
-    def refresh(pipeline: Pipeline, report: RunReport, games: frozenset[str], full: bool) -> None:
-        refresh_gold(pipeline, report, games, full=full, aggregate=aggregate)
-
-    return _asset(graph, spec, aggregate.layer, refresh)
+    return _asset(graph, spec, aggregate.layer, partial(refresh_gold, aggregate=aggregate))
 
 
-def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg.AssetsDefinition:
-    """An asset with games as the partitions of its spec; `layer`: its tables' entries in the report."""
+def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Callable[..., object]) -> dg.AssetsDefinition:
+    """An asset with games as the partitions of its spec; `layer`: its tables' entries in the report.
+
+    `refresh`: brings the tables of some games up to date, or (`full`) replaces them.
+    """
     name = spec.key.path[-1]
     keys = graph.keys
 
@@ -324,7 +310,7 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
                     # Not by its table: such a name may be a path to any other one.
                     report.add(LayerResult(tables=[TableReport(layer, name, pipeline.lakehouse.root, odd, error=NO_GAME)]))
                 if games:  # none would be every game
-                    refresh(pipeline, report, games, config.full_refresh)
+                    refresh(pipeline, report, games, full=config.full_refresh)
                 idle = games - {t.game for t in report.of(layer)}
                 unchanged = [present(layer, game_table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
@@ -364,8 +350,17 @@ def table_spec(
         metadata["dagster/uri"] = lakehouse.table(table).uri
     options = {"group_name": str(layer), "kinds": {*SPARK_TABLE, str(layer)}} | more
     if "group_name" not in more:
-        description += f"\n\n{_kept_by(graph)}"
-    return asset_spec(graph, key, f"{description}\n\n{_how_to_read(name)}", layer, metadata=metadata, **options)
+        # What Dagster cannot show with an asset: a sensor is listed there only if its job is one of assets.
+        refresh, kafka_lag, schema_versions = map(graph.keys.named, ("refresh", "kafka_lag", "schema_versions"))
+        description += (
+            f"\n\nKept up to date by the job `{refresh}`, which the sensors `{kafka_lag}` and `{schema_versions}` start."
+        )
+    # SQL to copy. The documents are files of the project: there is no address to link to.
+    query = f"SELECT * FROM {name} LIMIT 10"  # noqa: S608 - shown, not run
+    description += (
+        f'\n\n```sql\n{query}\n```\n\nWith `game-events sql "{query}"`, or any reader of Delta tables (docs/reading.md).'
+    )
+    return asset_spec(graph, key, description, layer, metadata=metadata, **options)
 
 
 def own_table_spec(
@@ -400,18 +395,6 @@ def declared_in(place: str) -> dict[str, dg.CodeReferencesMetadataValue]:
         warnings.filterwarnings("ignore", "Class `(LocalFile|)CodeReference", dg.BetaWarning)
         source = dg.LocalFileCodeReference(file_path=path, line_number=int(line))
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[source])}
-
-
-def _kept_by(graph: Graph) -> str:
-    """What Dagster cannot show with an asset: a sensor is listed there only if its job is one of assets."""
-    refresh, kafka_lag, schema_versions = map(graph.keys.named, ("refresh", "kafka_lag", "schema_versions"))
-    return f"Kept up to date by the job `{refresh}`, which the sensors `{kafka_lag}` and `{schema_versions}` start."
-
-
-def _how_to_read(table: str) -> str:
-    """SQL to copy. The documents are files of the project: there is no address to link to."""
-    query = f"SELECT * FROM {table} LIMIT 10"  # noqa: S608 - shown, not run
-    return f'```sql\n{query}\n```\n\nWith `game-events sql "{query}"`, or any reader of Delta tables (docs/reading.md).'
 
 
 def source_assets(graph: Graph) -> list[dg.AssetSpec]:

@@ -1,7 +1,7 @@
 """Dagster asset checks: of tables, of rules, of the whole (`status`), at the end of a run, and their last known results.
 
-A run may be asked for the check of a rule that is gone by then, as the settings are read again by each run, and the definitions
-that the UI shows only when they are loaded: so it has every check that these definitions have.
+A run may be asked for the check of a rule that is gone by then: it reads the settings again, and the UI shows definitions that
+were loaded earlier. So a run's definitions have every check that those have.
 
 Dagster shows a check as "not evaluated" from the next materialization of its asset on, also if it had failed and blocks. An
 asset here is the tables of all games, and a refresh of one game materializes it: so each run that does logs again what is known
@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.orchestration.events import PlannedLayers, as_text, report_events
+from game_events.orchestration.events import GAMES_SHOWN, PlannedLayers, as_text, report_events, some
 from game_events.orchestration.keys import (
     COVERS,
     DEFAULT,
@@ -31,11 +31,11 @@ from game_events.orchestration.keys import (
     AssetCheckExecutionRecordStatus,
     Keys,
     OpEvent,
+    UnresolvedAssetJobDefinition,
     as_when_loaded,
 )
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OwnRuns
-from game_events.orchestration.ticks import some
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
 from game_events.pipeline.checks.table_checks import FRESH, TableCheck, all_checks
 from game_events.pipeline.context import Pipeline, no_spark
@@ -46,16 +46,12 @@ from game_events.rules import Rule
 
 #: Metadata of a result that was logged again: when it was made, and by which run.
 AS_OF, BY_RUN = "as_of", "made_by_run"
-
 #: Checks that the sensor `data_alarms` makes.
 HOURLY = (FRESH, VOLUME)
-
 #: Newest evaluations that are read for the last one: a record keeps the place of its run's plan.
 NEWEST = 5
-
 #: Newest evaluations of one check that are read: more than there are between two ticks.
 HISTORY = 50
-
 EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
 
@@ -84,35 +80,35 @@ def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTOR
     return sorted(made, key=lambda evaluation: evaluation.at)
 
 
+def newest(instance: DagsterInstance, key: dg.AssetCheckKey) -> Evaluation | None:
+    """The newest evaluation of a check."""
+    made = history(instance, key, NEWEST)
+    return made[-1] if made else None
+
+
 def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
     """One asset check for each of the checks of core and plug-ins."""
     return [_asset_check(check, graph) for check in all_checks()]
 
 
-def build_check_schedule(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
-    """The job `checks`, which makes every check in full, by its schedule: once a day, at night."""
-    job = dg.define_asset_job(
+def build_check_job(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> UnresolvedAssetJobDefinition:
+    """The job `checks`, which makes every check in full."""
+    return dg.define_asset_job(
         graph.keys.named("checks"),
         selection=dg.AssetSelection.checks(*checks),
         description="Every check on the whole, in full: it reads all of bronze's coordinates, and gold of a sample of games.",
         executor_def=dg.in_process_executor,
         tags=graph.tags,
     )
-    return dg.ScheduleDefinition(
-        name=graph.keys.named("daily_checks"),
-        job=job,
-        cron_schedule="17 3 * * *",
-        execution_timezone="UTC",
-        description="Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
-        default_status=graph.schedule_status,
-    )
 
 
 def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     keys = graph.keys
-
     asset = keys.by_layer[check.layer]
-    description = f"{check.description} {_when(check, keys)}"
+    in_run = "in a cheap form at the end of each run that changes a table, " if check.in_run is not None else ""
+    hourly = f"each hour by the sensor `{keys.named('data_alarms')}`, " if check.name in HOURLY else ""
+    made = f"Made {in_run}{hourly}once a day by the job `{keys.named('checks')}`, and by hand; other runs show its last result."
+    description = f"{check.description} {made}"
     spec = dg.AssetCheckSpec(check.name, asset=asset, description=description, blocking=check.blocking)
 
     # A subset: its result may be left out.
@@ -121,7 +117,8 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     )
     def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         by_hand = is_materialized(context.run, asset)
-        if by_hand and (check.in_run is None or (check.all_games and has_partitions(context.run))):
+        of_partitions = any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in context.run.tags)
+        if by_hand and (check.in_run is None or (check.all_games and of_partitions)):
             # One that fails is made: else Dagster would take it for one that does not, and this run may have mended it.
             if not fails(context.instance, spec.key):
                 yield from map(check_result, again(context.instance, context.run.run_id, [spec.key]))
@@ -143,23 +140,18 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     return evaluate
 
 
-def _when(check: TableCheck, keys: Keys) -> str:
-    in_run = "in a cheap form at the end of each run that changes a table, " if check.in_run is not None else ""
-    hourly = f"each hour by the sensor `{keys.named('data_alarms')}`, " if check.name in HOURLY else ""
-    return f"Made {in_run}{hourly}once a day by the job `{keys.named('checks')}`, and by hand; other runs show its last result."
-
-
 def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckEvaluation]:
     """The last result of each check, if it is of another run."""
     for key in checks:
-        made = history(instance, key, NEWEST)[-1:]
-        yield from (_with_date(evaluation) for evaluation in made if evaluation.run_id != run_id)
+        made = newest(instance, key)
+        if made is not None and made.run_id != run_id:
+            yield _with_date(made)
 
 
 def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
     result = evaluation.result
-    metadata = dict(evaluation.result.metadata)
-    said = evaluation.result.description
+    metadata = dict(result.metadata)
+    said = result.description
     if AS_OF not in metadata:
         metadata[AS_OF] = dg.MetadataValue.timestamp(evaluation.at)
         if evaluation.run_id:
@@ -177,17 +169,13 @@ def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
 
 def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
     """Whether the newest result of a check is a failure."""
-    return any(not evaluation.result.passed for evaluation in history(instance, key, NEWEST)[-1:])
+    made = newest(instance, key)
+    return made is not None and not made.result.passed
 
 
 def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
     """Whether a run materializes an asset, by hand."""
     return asset in (run.asset_selection or ())
-
-
-def has_partitions(run: dg.DagsterRun) -> bool:
-    """Whether a run is of some partitions."""
-    return any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in run.tags)
 
 
 def check_evaluation(result: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
@@ -216,15 +204,10 @@ def check_result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
 
 #: What the checks of rules begin with, apart from those of checks that are no rules.
 CHECK = "rule_"
-
 #: Of a rule that is not in the settings any more, until the definitions are loaded again.
 REMOVED = "The rule is not in the settings any more: this check goes when the definitions are reloaded."
-
 #: What the evaluation of a run covers.
 THIS_RUN = "rows of this run"
-
-#: Games that a check's metadata names, those with most violations first.
-GAMES_SHOWN = 50
 
 
 def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
@@ -286,30 +269,27 @@ def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     for reports in by_rule.values():
-        yield _evaluation(reports[0], reports, keys, covers)
-
-
-def _evaluation(rule: RuleReport, reports: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
-    rows = sum(r.rows for r in reports)
-    violated = sum(r.violated for r in reports)
-    worst = sorted((r for r in reports if r.violated), key=lambda r: (-r.violated, r.game))
-    return dg.AssetCheckEvaluation(
-        asset_key=keys.by_layer[rule.layer],
-        check_name=f"{CHECK}{rule.rule}",
-        passed=not violated,
-        metadata={
-            COVERS: covers,
-            "rows": rows,
-            "violated": violated,
-            "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
-            "games": len(reports),
-            "sql": rule.sql,
-            "action": rule.action,
-        },
-        severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
-        description=as_text(f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}"),
-        blocking=rule.action == "fail",
-    )
+        rule = reports[0]
+        rows = sum(r.rows for r in reports)
+        violated = sum(r.violated for r in reports)
+        worst = sorted((r for r in reports if r.violated), key=lambda r: (-r.violated, r.game))
+        yield dg.AssetCheckEvaluation(
+            asset_key=keys.by_layer[rule.layer],
+            check_name=f"{CHECK}{rule.rule}",
+            passed=not violated,
+            metadata={
+                COVERS: covers,
+                "rows": rows,
+                "violated": violated,
+                "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
+                "games": len(reports),
+                "sql": rule.sql,
+                "action": rule.action,
+            },
+            severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
+            description=as_text(f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}"),
+            blocking=rule.action == "fail",
+        )
 
 
 def last_known(
@@ -319,17 +299,12 @@ def last_known(
     keys = Keys.of(pipeline.settings)
     run_id = context.run.run_id
     checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in all_checks()), *rule_checks(pipeline)]
-    written = _materialized_by(context.instance, run_id, {key.asset_key for key in checks})
-    yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
-
-
-def _materialized_by(instance: DagsterInstance, run_id: str, assets: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
     written = set()
-    for record in instance.get_asset_records(list(assets)):
+    for record in context.instance.get_asset_records(list({key.asset_key for key in checks})):
         newest = record.asset_entry.last_materialization_record
         if newest is not None and newest.run_id == run_id:
             written.add(record.asset_entry.asset_key)
-    return written
+    yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
 
 
 def changes(
@@ -379,10 +354,8 @@ def outcome(
 
 #: The check of the asset `status`.
 ALL_IS_WELL = "all_is_well"
-
 #: Longest wait for one answer of the broker.
 TIMEOUT_S = 5.0
-
 #: Jobs with a failed newest run that is worth a look.
 JOBS = ("refresh", "continuous", "replay", "redecode", "maintain")
 
@@ -397,7 +370,10 @@ def read_status(
     failed = sorted(k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED)
     if failed:
         troubles.append(f"checks that fail: {some(failed)}")
-    troubles += _failed_runs(instance, own, keys)
+    for job in JOBS:
+        for run in own.runs(instance, 1, job_name=keys.named(job)):
+            if run.status == dg.DagsterRunStatus.FAILURE:
+                troubles.append(f"the newest run of {job} failed ({run.run_id[:8]})")
     text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
     return dg.AssetCheckEvaluation(
         asset_key=_status_key(keys),
@@ -407,13 +383,6 @@ def read_status(
         description=as_text("; ".join(troubles) or "everything is well"),
         metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
     )
-
-
-def _failed_runs(instance: DagsterInstance, own: OwnRuns, keys: Keys) -> Iterator[str]:
-    for job in JOBS:
-        for run in own.runs(instance, 1, job_name=keys.named(job)):
-            if run.status == dg.DagsterRunStatus.FAILURE:
-                yield f"the newest run of {job} failed ({run.run_id[:8]})"
 
 
 def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:

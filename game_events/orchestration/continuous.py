@@ -1,28 +1,26 @@
-"""The job `continuous`: one long run of the loop, with its events in Dagster as they happen.
+"""The job `continuous`: one long run of the loop, with its events in Dagster as they happen; and whether it is on.
 
 The loop works in a thread of its own. The main thread yields events and waits; Dagster interrupts it there when somebody
 presses "Terminate", never in the middle of a call into Spark's JVM.
 
-Cycles' reports -> events at intervals: Dagster's storage and its automation work event by event.
+A table has one event a minute at most; of many games each has one at longer intervals, so that a day's events stay below
+100 MB: Dagster's storage and its automation work event by event.
 
-A table has one a minute at most; of many games each has one at longer intervals, so that a day's events stay below 100 MB.
-
-Continuous mode is on or off: derived from the runs of the job `continuous`, so there is no second truth to keep.
-
-A run that has lasted `CONTINUOUS_RUN_H` hands over: it ends, and a new one is started.
-
-Off: there never was a run; or the newest one was terminated by a user, or ended by itself or by the command line's Ctrl-C. On:
-it is under way; or it failed, or its process has vanished: then it is started again. A run that was ended
-by a signal and not in Dagster (a shutdown of the machine, of `game-events up`) counts as failed, as in Dagster itself.
+Continuous mode is on or off: derived from the runs of the job, so there is no second truth to keep. Off: there never was a run;
+or the newest one was terminated by a user, or ended by itself or by the command line's Ctrl-C. On: it is under way; or it
+failed, or its process has vanished: then it is started again. A run that was ended by a signal and not in Dagster (a shutdown
+of the machine, of `game-events up`) counts as failed, as in Dagster itself. One that has lasted `CONTINUOUS_RUN_H` hands over:
+it ends, and a new one is started.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus
@@ -30,6 +28,7 @@ from py4j.protocol import Py4JError
 from pydantic import Field
 from pyspark.errors import PySparkException
 
+from game_events.config.network import begin_call
 from game_events.config.settings import Settings
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE
@@ -42,7 +41,6 @@ from game_events.orchestration.runs import (
     ENDED_BY_ITSELF,
     HANDED_OVER,
     PROCESS_TAG,
-    REASON,
     ROW_CHANGING_TAG,
     UNFINISHED,
     OwnRuns,
@@ -51,7 +49,6 @@ from game_events.orchestration.runs import (
     this_process,
     worker_is_gone,
 )
-from game_events.orchestration.ticks import Tick
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
@@ -63,17 +60,14 @@ log = logging.getLogger(__name__)
 #: Seconds between two events of one table, and, of many games' tables, by their number.
 EVENT_S, EVENT_S_BY_GAME = 60.0, 7.0
 
-#: Events handed out at a time: with very many games each has to wait longer, and Dagster's storage keeps up.
-EVENTS_AT_ONCE = EVENTS
-
 
 class EventThrottle:
-    """Collects the cycles' reports and hands out what is due; used by two threads.
+    """Collects the cycles' reports and hands out what is due, `at_once` events at a time; used by two threads.
 
     Guarantee: every row is in one event, the next one of its table.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, at_once: int = EVENTS_AT_ONCE) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, at_once: int = EVENTS) -> None:
         self._clock = clock
         self._at_once = at_once
         self._lock = threading.Lock()
@@ -93,7 +87,10 @@ class EventThrottle:
         now = self._clock()
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
-            ready = waiting if everything else list(filter(self._is_due(now), waiting))[: self._at_once]
+            tables = len(self._reported_at.keys() - {BRONZE})
+            interval = {False: EVENT_S, True: max(EVENT_S, EVENT_S_BY_GAME * tables)}
+            due_now = [e for e in waiting if now - self._last_event(e) >= interval[e.game is not None]]
+            ready = waiting if everything else due_now[: self._at_once]
             if not ready:
                 return None
             names = {entry.table for entry in ready}
@@ -115,13 +112,6 @@ class EventThrottle:
         with self._lock:
             self._pending = report.merge(self._pending)
 
-    def _is_due(self, now: float) -> Callable[[TableReport], bool]:
-        return lambda entry: now - self._last_event(entry) >= self._interval(entry)
-
-    def _interval(self, entry: TableReport) -> float:
-        tables = sum(1 for name in self._reported_at if name != BRONZE)
-        return EVENT_S if entry.game is None else max(EVENT_S, EVENT_S_BY_GAME * tables)
-
     def _last_event(self, entry: TableReport) -> float:
         return self._reported_at.get(_group(entry), float("-inf"))
 
@@ -132,22 +122,16 @@ def _group(entry: TableReport) -> str:
 
 
 OP = "run_continuously"
-
 #: Seconds between two checks of the main thread for due events.
 POLL_S = 0.5
-
 #: After "stop": seconds for the step under way to end by itself, then for its Spark job to be ended.
 GRACE_S, ABANDON_S = 8.0, 10.0
-
 #: Seconds between two events of a state that keeps the loop from working.
 STATE_S = 60.0
-
 #: Jobs that change rows of tables, which a live writer would make fail again and again: they go first. A run of any other
 #: job goes first too if it has this tag.
 ROW_CHANGING_JOBS = frozenset({"replay", "redecode"})
-
 UNDER_WAY = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
-
 #: Switches of the loops of this process, for the command line's Ctrl-C.
 _switches: set[threading.Event] = set()
 
@@ -180,37 +164,26 @@ def row_changing_run(instance: dg.DagsterInstance, own: OwnRuns, keys: Keys = DE
     return None
 
 
-class LoopThread(threading.Thread):
-    """The loop at work, and what ended it.
+def has_ended(work: Future[LoopReport], within_s: float) -> bool:
+    """Whether the loop at work ends within seconds.
 
-    Wait for `done`, never with `join`: an exception that a signal raises in `join` makes Python 3.11 take a thread that still
-    works for one that has ended.
+    Not by `concurrent.futures.wait`: an exception that a signal raises in there may leave the future locked.
     """
+    try:
+        work.exception(within_s)
+    except TimeoutError:
+        return False
+    return True
 
-    def __init__(self, loop: Loop, grace_s: float = GRACE_S) -> None:
-        super().__init__(name="continuous", daemon=True)
-        self.loop = loop
-        self._grace_s = grace_s
-        self.done = threading.Event()
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        """The thread's body."""
-        try:
-            self.loop.run()
-        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
-            self.error = error
-        finally:
-            self.done.set()
-
-    def end(self) -> bool:
-        """Stop within seconds; whether it did."""
-        self.loop.stop.set()
-        if not self.done.wait(self._grace_s):
-            with suppress(PySparkException, Py4JError, OSError):
-                self.loop.abandon()
-            self.done.wait(ABANDON_S)
-        return self.done.is_set()
+def end_loop(loop: Loop, work: Future[LoopReport], grace_s: float = GRACE_S) -> bool:
+    """Stop a loop at work within seconds; whether it did."""
+    loop.stop.set()
+    if has_ended(work, grace_s):
+        return True
+    with suppress(PySparkException, Py4JError, OSError):
+        loop.abandon()
+    return has_ended(work, ABANDON_S)
 
 
 def build_continuous(graph: Graph) -> dg.JobDefinition:
@@ -256,14 +229,13 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
         # Dagster keeps a run's events as long as the run is there, so a run that never ends would fill its storage.
         hand_over_s=3600 * pipeline.settings.continuous_run_h,
     )
-    worker = LoopThread(loop)
     interrupted: BaseException | None = None
     by_itself = False
     _switches.add(loop.stop)
-    worker.start()
+    work = begin_call(loop.run, JOB)
     try:
-        yield from _events_while(context, worker, throttle, keys)
-        by_itself = worker.error is None
+        yield from _events_while(context, loop, work, throttle, keys)
+        by_itself = work.exception() is None
         if by_itself:
             tags = {ENDED_BY_ITSELF: "true"} | ({HANDED_OVER: "true"} if loop.report.handed_over else {})
             instance.add_run_tags(context.run_id, tags)
@@ -272,12 +244,12 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     finally:
         # Also when Dagster closes this generator, which may then yield nothing more.
         _switches.discard(loop.stop)
-        ended = worker.end()
+        ended = end_loop(loop, work)
         if by_itself:
             check_after_run(pipeline, loop.report.total)
             run_log.add(RunReport(checks=loop.report.total.checks))
         if ended:
-            run_log.close(worker.error or interrupted)
+            run_log.close(work.exception() or interrupted)
             loop.report.total.add(run_log.extra)
     yield from _due_events(context, throttle, keys, everything=True)
     context.log.info(f"continuous: {loop.report.summary()}")
@@ -286,20 +258,20 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     if interrupted is not None:
         yield _observation(loop.report, keys)
         raise interrupted
-    yield from _result(context, loop, worker)
+    yield from _result(context, loop, work.exception())
 
 
 def _events_while(
-    context: dg.OpExecutionContext, worker: LoopThread, throttle: EventThrottle, keys: Keys = DEFAULT
+    context: dg.OpExecutionContext, loop: Loop, work: Future[LoopReport], throttle: EventThrottle, keys: Keys
 ) -> Iterator[OpEvent]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
-    report = worker.loop.report
+    report = loop.report
     reported_at = float("-inf")
-    while not worker.done.wait(POLL_S):
+    while not has_ended(work, POLL_S):
         events = list(_due_events(context, throttle, keys))
         yield from events
         if events:
-            yield from last_known(context, worker.loop.pipeline)
+            yield from last_known(context, loop.pipeline)
         stuck = report.state in (PAUSED, WAITING) and time.monotonic() - reported_at >= STATE_S
         has_bronze = any(isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze for event in events)
         if stuck or has_bronze:
@@ -336,7 +308,7 @@ def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
     return dg.AssetObservation(keys.bronze, metadata=metadata)
 
 
-def _result(context: dg.OpExecutionContext, loop: Loop, worker: LoopThread) -> Iterator[OpEvent]:
+def _result(context: dg.OpExecutionContext, loop: Loop, error: BaseException | None) -> Iterator[OpEvent]:
     """The check results and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
     report = loop.report
     whole: dict[str, Any] = {
@@ -344,20 +316,17 @@ def _result(context: dg.OpExecutionContext, loop: Loop, worker: LoopThread) -> I
         "latency": dg.MetadataValue.md(latency_table(report.total.latency)),
         **latency_metadata(report.total.latency),
     }
-    if worker.error is not None:
-        raise dg.Failure(f"{type(worker.error).__name__}: {loop.why(worker.error)}", metadata=whole) from worker.error
+    if error is not None:
+        raise dg.Failure(f"{type(error).__name__}: {loop.why(error)}", metadata=whole) from error
     yield from outcome(context, report.total, whole, loop.pipeline)
 
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
-
 #: A run that lasted so long was a good one: pauses are short again.
 HEALTHY_S = 600
-
 #: Seconds in which the command line, if it was its run, has begun the next one by itself.
 HAND_OVER_S = 15
-
 #: Runs that are read: past so many failures the pause is the longest anyway.
 RUNS_SEEN = 10
 
@@ -373,36 +342,35 @@ class PastRun:
     handed_over: bool = False
 
 
-@dataclass(frozen=True)
-class StartDecision:
-    """Whether to start a run now (its key; None: no run); why or why not, in words."""
+class Decision(NamedTuple):
+    """Whether a sensor asks for a run: why, or why not; the run's key (None: no run)."""
 
     why: str
     run_key: str | None = None
 
 
-def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecision:
+def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> Decision:
     """Decide from the newest runs, newest first."""
     if not runs:
-        return StartDecision(f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
+        return Decision(f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
     newest = runs[0]
+    # Each run hands over once, or fails, so no key is ever used twice.
+    next_key = f"continuous-after-{newest.run_id}"
     if newest.status in UNFINISHED:
-        return StartDecision(f"on: run {newest.run_id} is {newest.status.value.lower()}")
+        return Decision(f"on: run {newest.run_id} is {newest.status.value.lower()}")
     if newest.handed_over:
         left = newest.ended_s + HAND_OVER_S - now_s
         why = f"on: run {newest.run_id} has lasted long enough"
-        # Each run hands over once, so no key is ever used twice.
-        return StartDecision(f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
+        return Decision(f"{why}; the next one in {left:.0f} s") if left > 0 else Decision(why, next_key)
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
-        return StartDecision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
+        return Decision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
     failures = _failures_in_a_row(runs)
     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
     left = newest.ended_s + pause - now_s
     if left > 0:
-        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
-    # Each run fails at most once, so no key is ever used twice.
-    return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
+        return Decision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+    return Decision(f"run {newest.run_id} failed ({failures} in a row)", next_key)
 
 
 def _failures_in_a_row(runs: Sequence[PastRun]) -> int:
@@ -415,10 +383,6 @@ def _failures_in_a_row(runs: Sequence[PastRun]) -> int:
         if run.ended_s - run.began_s >= HEALTHY_S:
             break
     return failures
-
-
-def _after(run: PastRun, why: str) -> StartDecision:
-    return StartDecision(why, f"continuous-after-{run.run_id}")
 
 
 def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> list[PastRun]:
@@ -434,12 +398,3 @@ def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> lis
         handed_over = status == DagsterRunStatus.SUCCESS and run.tags.get(HANDED_OVER) == "true"
         runs.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
     return runs
-
-
-def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:
-    """A tick of the sensor `continuous_mode`: it decides from the newest runs."""
-    job = tick.graph.keys.named(JOB)
-    decision = decide(past_runs(tick.instance, tick.own_runs(tick.settings), job), tick.clock(), job)
-    if decision.run_key is None:
-        return dg.SkipReason(decision.why)
-    return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})

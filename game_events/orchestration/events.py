@@ -1,18 +1,14 @@
-"""A run's report as Dagster events: one materialization for each table that changed.
+"""A run's report as Dagster events, and what it is to materialize; texts of others on Dagster's pages.
 
-With very many games not each table has an event of its own, which costs about 8 KB and 8 ms of processor time in SQLite
-(`benchmarks`, `bookkeeping`): Dagster's storage would cost more than the run.
+One materialization for each table that changed. With very many games not each table has an event of its own, which costs about
+8 KB and 8 ms of processor time in SQLite (`benchmarks`, `bookkeeping`): Dagster's storage would cost more than the run.
 
-A run's report as Dagster metadata; nothing is computed here.
+Dagster shows an asset as materializing while a run is at work that has planned it, and as failed if that run failed. It plans
+for runs of assets only. Of a job of ops it would show nothing while its run is at work, keep a game that failed green, and let
+automation start a run of its own in the middle of another one's events: so such a job plans here (`PlannedLayers`).
 
-What a run is to materialize, for Dagster's states: materializing while it is at work, failed if it failed.
-
-Dagster plans materializations for runs of assets only. Of a job of ops it would show nothing while its run is at work, keep a
-game that failed green, and let automation start a run of its own in the middle of another one's events.
-
-Texts of others on Dagster's pages: names, values and comments of schemas, errors, compilers' words.
-
-Dagster shows descriptions and `MetadataValue.md` as Markdown, and cells of tables, reasons and other metadata as they are.
+Dagster shows descriptions and `MetadataValue.md` as Markdown, and cells of tables, reasons and other metadata as they are. What
+others have written (names and comments of schemas, errors, compilers' words) is made plain text by `as_text` and `one_line`.
 """
 
 import re
@@ -33,12 +29,10 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import Histogram, RunResult, TableReport, present
 from game_events.sources.source import Partition
 
-#: Games that a message names.
-NAMED = 20
-
+#: Names in a message, or in a sensor's reason.
+NAMED = 10
 #: Events of games' tables that one run logs (`with_event`).
 EVENTS = 150
-
 #: Games that are named where not each has an event.
 GAMES_SHOWN = 50
 
@@ -104,7 +98,7 @@ def partition_events(
     requested = set(context.partition_keys) - {entry.game for entry in failed}
     absent = sorted(requested - metadata.keys())
     if absent:
-        context.log.warning(f"no table, as no rows of it are there: {', '.join(absent[:NAMED])}")
+        context.log.warning(f"no table, as no rows of it are there: {some(absent)}")
         metadata |= {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in absent}
     if failed:
         # The one output of a run over several games would mark all of them.
@@ -170,12 +164,11 @@ def summaries(entries: Sequence[TableReport], chosen: Sequence[TableReport], key
 
 def _summary(key: dg.AssetKey, entries: Sequence[TableReport]) -> dg.AssetObservation:
     most = sorted(entries, key=lambda entry: -entry.rows)[:GAMES_SHOWN]
-    rows = [dg.TableRecord({"game": str(e.game), "rows_committed": e.rows, "row_count": e.table_rows}) for e in most]
-    columns = [dg.TableColumn("game"), dg.TableColumn("rows_committed", type="int"), dg.TableColumn("row_count", type="int")]
+    rows = [{"game": e.game, "rows_committed": e.rows, "row_count": e.table_rows} for e in most]
     metadata: dict[str, Any] = {
         "games_changed_without_event": len(entries),
         "rows_committed": sum(entry.rows for entry in entries),
-        "most_rows": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
+        "most_rows": table(("game", "rows_committed", "row_count"), rows),
     }
     said = f"{len(entries):,} more games have changed; `game-events log --kind table` has all of them"
     return dg.AssetObservation(key, description=said, metadata=metadata)
@@ -201,26 +194,19 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         "new_columns": ", ".join(entry.new_columns) or None,
     }
     if whole or entry.new or entry.new_columns:
-        columns = [dg.TableColumn(name, type=kind, description=_comment(entry, name)) for name, kind in entry.columns]
+        comments = {name: as_text(comment) for name, comment in entry.comments.items()}
+        columns = [dg.TableColumn(name, type=kind, description=comments.get(name)) for name, kind in entry.columns]
         metadata["dagster/column_schema"] = dg.TableSchema(columns)
     if entry.violations is not None:
         metadata |= {"violations": dict(entry.violations), **_plotted("violations", entry.violations)}
     if entry.violations is not None and entry.layer == "silver":
         metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     metadata |= _layer_metadata(entry.layer, report)
-    if whole:
-        metadata |= _duration(entry.layer, report)
+    if whole and entry.layer in report.seconds:
+        seconds = report.seconds[entry.layer]
+        metadata["layer_seconds"] = round(seconds, 3)
+        metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
     return {key: value for key, value in metadata.items() if value is not None}
-
-
-def _duration(layer: str, report: RunResult) -> dict[str, float | None]:
-    if layer not in report.seconds:
-        return {}
-    seconds = report.seconds[layer]
-    return {
-        "layer_seconds": round(seconds, 3),
-        "layer_rows_per_second": round(report.rows(layer) / seconds, 1) if seconds else None,
-    }
 
 
 def _layer_metadata(layer: str, report: RunResult) -> dict[str, Any]:
@@ -238,11 +224,6 @@ def _layer_metadata(layer: str, report: RunResult) -> dict[str, Any]:
         if asset is not None and asset[0] == layer and value:
             metadata[asset[1]] = asset[2](value)
     return metadata
-
-
-def _comment(entry: TableReport, column: str) -> str | None:
-    comment = entry.comments.get(column)
-    return None if comment is None else as_text(comment)
 
 
 def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:
@@ -268,9 +249,7 @@ def read_metadata(report: RunResult) -> Mapping[str, Any]:
 def partition_table(names: Sequence[str], numbers: Mapping[Partition, Sequence[int]]) -> dg.TableMetadataValue:
     """Numbers of partitions, a column for each name."""
     columns = ("topic", "partition", *names)
-    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.number, *values), strict=True))) for p, values in numbers.items()]
-    kinds = [dg.TableColumn(column, type="string" if column == "topic" else "int") for column in columns]
-    return dg.MetadataValue.table(rows, schema=dg.TableSchema(kinds))
+    return table(columns, [dict(zip(columns, (p.topic, p.number, *of), strict=True)) for p, of in numbers.items()])
 
 
 def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:
@@ -294,22 +273,16 @@ def latency_table(latency: Mapping[str, Histogram]) -> str:
     for name, share in (("p50", 0.5), ("p95", 0.95)):
         lines.append(f"| {name} | " + " | ".join(f"{latency[layer].percentile(share):.1f}" for layer in layers) + " |")
     for below, bound in pairwise((0.0, *bounds)):
-        cells = [_bar(latency[layer], below, bound) for layer in layers]
+        rows = [sum(n for upper, n in latency[layer].buckets() if below < upper <= bound) for layer in layers]
+        shares = [number / latency[layer].total for number, layer in zip(rows, layers, strict=True)]
+        cells = [f"{'█' * round(20 * share)} {share:.1%}" if share else "" for share in shares]
         if any(cells):
             lines.append(f"| {below:g} to {bound:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _bar(times: Histogram, below: float, bound: float) -> str:
-    """The share of rows between two times; empty: none."""
-    rows = sum(number for upper, number in times.buckets() if below < upper <= bound)
-    share = rows / times.total
-    return f"{'█' * round(20 * share)} {share:.1%}" if rows else ""
-
-
 #: Failed games that each run plans again, so that their partitions name the newest run.
 REPLANNED = 150
-
 #: Layers with a partition for each game.
 SAME_PARTITIONS = (Layer.SILVER, Layer.GOLD)
 
@@ -417,10 +390,8 @@ def game_table(lakehouse: Lakehouse, layer: str, game: str) -> Table:
 
 #: Markdown's punctuation; an underscore inside of a word is none.
 _PUNCTUATION = re.compile(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])")
-
 #: What only means something where a line begins: headings, lists, rules, code; numbers of a list.
 _BEGINNING = re.compile(r"^(\d*)([#+\-=.)])")
-
 #: Any punctuation can be escaped.
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 
@@ -443,6 +414,13 @@ def as_text(text: object) -> str:
 def plain(markdown: str) -> str:
     """The text that `as_text` has made Markdown of."""
     return _ESCAPED.sub(r"\1", markdown)
+
+
+def some(names: Iterable[object]) -> str:
+    """The first names, and how many more there are."""
+    every = list(map(str, names))
+    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more
 
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> dg.TableMetadataValue:

@@ -1,18 +1,11 @@
-"""The jobs: refresh and its dry run, maintenance, repair.
+"""The jobs: `refresh` and its dry run `validate`, `maintain`, `replay` and `redecode`; and which places a job may use.
 
-The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
-
-Not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a choice of
-partitions, and its options could be no one form (decision 25).
-
-The job `maintain` and its schedule: small files joined, old ones deleted, logs shortened.
-
-The jobs `replay` and `redecode` repair; each logs the tables that changed.
-
-Folders and prefixes outside of the lakehouse that a job may write to or read from.
+`refresh` is not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a
+choice of partitions, and its options could be no one form (decision 25).
 
 Whoever may use Dagster's UI may start a job with any configuration, and has no other access to this machine or its object
-store. So a job takes only places that the settings name. A command takes any: its user could do the same without it.
+store. So a job takes only folders and prefixes that the settings name. A command takes any: its user could do the same without
+it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -35,7 +28,6 @@ from game_events.orchestration.resources import Graph, SharedRun
 from game_events.orchestration.runs import CARRIES_ALL, ROW_CHANGING_TAG, errors_decide
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain as maintain_tables
 from game_events.pipeline.replay_selection import replay_selection
 from game_events.pipeline.reporting.report import RunReport
@@ -52,11 +44,9 @@ from game_events.pipeline.runs.refresh import (
 )
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
-
 #: All steps wait for the same pool, as the jobs do that repair and maintain the tables: a run waits in the queue, where it can
 #: be canceled, and seldom between two steps.
 POOL = "bronze"
-
 #: Step -> its op, and what it does.
 STEPS = {
     "bronze": ("refresh_bronze", "Reads the topic up to the offsets seen now."),
@@ -85,11 +75,6 @@ class RunConfig(dg.Config):
     ignore_intervals: bool = Field(
         default=False, description="Refresh gold aggregates before their own interval has passed, too."
     )
-
-    def begin(self, pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-        """The work of a run with these options, checked against what there is; raises before anything is touched."""
-        selection = selection_of(pipeline, self.select, self.games, self.full_refresh)
-        return TriggeredRun(pipeline, report, selection, self.ignore_intervals)
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
@@ -214,7 +199,9 @@ def _shared_run(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
     options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
 
     def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-        run = options.begin(pipeline, report)
+        # Checked against what there is, before anything is touched.
+        selection = selection_of(pipeline, options.select, options.games, options.full_refresh)
+        run = TriggeredRun(pipeline, report, selection, options.ignore_intervals)
         _planned(graph, run).log(context)
         return run
 
@@ -298,19 +285,6 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
         "maintain",
         "Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
         look_after_tables,
-    )
-
-
-def build_hourly_maintenance(graph: Graph, maintain: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """The schedule of the job."""
-    return dg.ScheduleDefinition(
-        name=graph.keys.named("hourly_maintenance"),
-        job=maintain,
-        cron_schedule="41 * * * *",
-        execution_timezone="UTC",
-        description="Maintains the tables each hour, so that runs in triggered mode leave no small files behind; continuous "
-        "mode does it by itself meanwhile.",
-        default_status=graph.schedule_status,
     )
 
 
@@ -403,15 +377,12 @@ def _run(
 
     `layers`: those that it may write.
     """
-    pipeline = graph.lakehouse(context).pipeline(context.run_id)
-    report = RunReport()
-    planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
-    planned.log(context)
-    with errors_decide(context, pipeline.settings):
+    with graph.lakehouse(context).recorded(context, name) as (pipeline, report):
+        planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
+        planned.log(context)
         try:
-            with recorded(pipeline, report, name, context.retry_number):
-                more = work(pipeline, report)
-                check_after_run(pipeline, report)
+            more = work(pipeline, report)
+            check_after_run(pipeline, report)
         except Exception:
             # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from changes(context, report, graph.keys)

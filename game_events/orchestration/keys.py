@@ -1,18 +1,13 @@
-"""Asset keys, the partitions and what all assets share.
+"""Asset keys and partitions of some settings; and all interfaces of Dagster 1.13 that are not public and are used here.
 
-The keys are made from the setting `names`; the constants are those of its defaults.
-
-Interfaces of Dagster 1.13 that are not public, all that this project uses; a new version of Dagster is tried here first.
+A new version of Dagster is tried here first.
 
 `DagsterAssetCheckFailedError`: a step that failed by a blocking check is recognized by the name of this class.
 `AssetCheckExecutionRecordStatus`: of `event_log_storage.get_asset_check_execution_history`; the public API has only the newest
 evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
 `AssetCheckExecutionsTable`, of a `SqlEventLogStorage`: evaluations of checks, which Dagster keeps when it deletes their run.
-`UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `plan_process`: the names of the modules of
-Dagster's executors. `AssetPartitionStatus`: what the instance says of a partition. `log_planned`: the event by which Dagster
-knows what a run is to materialize; it logs it for runs of assets, and never for a job of ops. `execute_here`: as
-`JobDefinition.execute_in_process`, which replaces a job's executor. `DefinitionsLoadContext`: by it the
-definitions of a run's process know something of those from which the run was started.
+`UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `AssetPartitionStatus`: what the instance says
+of a partition.
 """
 
 import logging
@@ -55,7 +50,6 @@ def report_in(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 OpEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation | dg.Output[None]
 
 JOB = "continuous"
-
 #: Metadata keys of check results: the games that it failed for, and what it covers.
 FAILED_GAMES, COVERS = "failed_games", "covers"
 
@@ -131,10 +125,8 @@ class Keys:
 
 
 DEFAULT = Keys(Names())
-
 #: For assets of one's own beside those with default names (docs/reading.md).
 GAMES, GOLD_KEY = DEFAULT.partitions, DEFAULT.gold
-
 OWNERS = ["team:data-engineering"]
 
 

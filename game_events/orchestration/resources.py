@@ -1,13 +1,8 @@
-"""Dagster's resources: the Spark session, the pipeline that uses it, and tables as parameters of assets.
+"""Dagster's resources: the Spark session, the pipeline that uses it, and tables as parameters of assets (docs/extending.md).
 
-Dagster's resources: the Spark session, and the pipeline that uses it.
-
-One pipeline in Dagster: its settings, and the names of its parts.
-
-Several pipelines may be in one code location, or Dagster instance: their prefixes (`names` of the settings) are in the names
-of their assets, jobs, ops, sensors, schedules, pools and resources.
-
-Gives assets of one's own the tables of this graph, as what their parameter is annotated with (docs/extending.md).
+A `Graph` is one pipeline in Dagster: its settings, and the names of its parts. Several pipelines may be in one code location,
+or Dagster instance: their prefixes (`names` of the settings) are in the names of their assets, jobs, ops, sensors, schedules,
+pools and resources.
 """
 
 import logging
@@ -35,7 +30,7 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import is_s3, store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, is_game, no_table
-from game_events.orchestration.keys import Keys
+from game_events.orchestration.keys import Keys, UnresolvedAssetJobDefinition
 from game_events.orchestration.runs import StepContext, errors_decide, lakehouse_tag, mark_process
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
@@ -174,7 +169,6 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
 
 
 LAKEHOUSE = "lakehouse"
-
 #: Input of an op that only waits for another one.
 START = "start"
 
@@ -261,10 +255,18 @@ class Graph:
         """Whether sensors run from the beginning."""
         return dg.DefaultSensorStatus.RUNNING if self.settings.automation else dg.DefaultSensorStatus.STOPPED
 
-    @property
-    def schedule_status(self) -> dg.DefaultScheduleStatus:
-        """Whether schedules run from the beginning."""
-        return dg.DefaultScheduleStatus.RUNNING if self.settings.automation else dg.DefaultScheduleStatus.STOPPED
+    def schedule(
+        self, name: str, job: dg.JobDefinition | UnresolvedAssetJobDefinition, cron: str, description: str
+    ) -> dg.ScheduleDefinition:
+        """A schedule of a job, which runs from the beginning unless the settings say that nothing does."""
+        return dg.ScheduleDefinition(
+            name=self.keys.named(name),
+            job=job,
+            cron_schedule=cron,
+            execution_timezone="UTC",
+            description=description,
+            default_status=dg.DefaultScheduleStatus.RUNNING if self.settings.automation else dg.DefaultScheduleStatus.STOPPED,
+        )
 
 
 class TableLoader(dg.ConfigurableIOManager):

@@ -1,19 +1,13 @@
-"""The runs of one lakehouse in a Dagster instance, which other lakehouses and other teams may share.
-
-Orphaned-run reaper: runs without a process are marked as failed, and their pool slots freed. A tag says which it is.
+"""The runs of one lakehouse in a Dagster instance, which others may share: which they are, their processes, tags, errors, end.
 
 Dagster itself only notices a dead worker while the code server that started it lives: a run of the command line that was
 killed, or one that was killed with `game-events up`, would stay "started" and keep its pool's slot for ever (1.13:
-`run_monitoring` asks the launcher, and the default one does not know the state of a started run's worker).
+`run_monitoring` asks the launcher, and the default one does not know the state of a started run's worker). So a tag says which
+process a run has, and runs without one are marked as failed.
 
-Retention of runs: those of the own lakehouse that ended long ago are deleted from Dagster's storage.
-
-What they did stays in the table `event_log`. A run stays as long as it has the newest event of an asset or of one of its
-partitions: without it Dagster would take them for never materialized, and automation would make them again.
-
-Tags of runs: what a run does by itself, why it was started, what sends its alerts; its process is one, too.
-
-Error classes -> retry, or failure with the error's own text instead of a traceback.
+Runs that ended long ago are deleted from Dagster's storage: what they did stays in the table `event_log`. A run stays as long
+as it has the newest event of an asset or of one of its partitions: without it Dagster would take them for never materialized,
+and automation would make them again.
 """
 
 import logging
@@ -61,7 +55,6 @@ log = logging.getLogger(__name__)
 #: Tag of every run: the lakehouse that it works on, as its root and the prefix of its tables. Jobs have it from the beginning;
 #: what is materialized by hand, from when its process has begun.
 LAKEHOUSE_TAG = "game_events/lakehouse"
-
 #: Dagster's own tag of the repository and code location that a run was started from.
 REPOSITORY_TAG = ".dagster/repository"
 
@@ -104,13 +97,6 @@ class OwnRuns:
         """The runs of the settings' lakehouse."""
         return cls(lakehouse_tag(settings)[LAKEHOUSE_TAG], repository)
 
-    def has(self, run: DagsterRun) -> bool:
-        """Whether a run is one of them."""
-        tag = run.tags.get(LAKEHOUSE_TAG)
-        if tag is not None:
-            return tag == self.lakehouse
-        return self.repository is not None and repository_of(run) == self.repository
-
     def records(self, instance: DagsterInstance, limit: int, *, by_update: bool = False, **wanted: Any) -> list[RunRecord]:  # noqa: ANN401
         """Runs that a filter finds (`wanted`: what `RunsFilter` takes, but for tags): the newest, newest first.
 
@@ -122,7 +108,8 @@ class OwnRuns:
             record.storage_id: record
             for tag in tags
             for record in instance.get_run_records(RunsFilter(tags=tag, **wanted), limit, **order)  # type: ignore[arg-type]
-            if self.has(record.dagster_run)
+            # A run of this code location may work on another lakehouse.
+            if record.dagster_run.tags.get(LAKEHOUSE_TAG, self.lakehouse) == self.lakehouse
         }
         if by_update:
             return sorted(by_id.values(), key=lambda record: record.update_timestamp)[:limit]
@@ -140,24 +127,14 @@ class OwnRuns:
 #: Tag of a run: host, process id, the second in which the process was started (process ids are used again), and in which boot
 #: of the machine and which namespace of process ids.
 PROCESS_TAG = "game_events/process"
-
 #: An earlier version wrote no boot and no namespace.
 _TAG = re.compile(r"(?P<host>[^:]*):(?P<pid>[0-9]{1,9}):(?P<started>[0-9]{1,12})(?::(?P<boot>[^:/]*)/(?P<namespace>[^:/]*))?")
-
 #: Two processes may see a third one's start a second apart: it is computed from the time of the machine's start.
 SLACK_S = 3
-
 #: A run in one of these has (or had) a process that works on it.
-WORKING = [
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
-
+WORKING = [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 #: Those, and runs that wait for one.
 UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
-
 #: Unfinished runs read: a tick has to stay short.
 LIMIT = 200
 
@@ -180,22 +157,11 @@ def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
             instance.report_run_canceled(run, f"The run was being canceled; {why}")
         else:
             instance.report_run_failed(run, f"The run cannot go on: {why}")
-        free_slots(instance, run.run_id)
+        storage = instance.event_log_storage
+        if storage.supports_global_concurrency_limits:  # the daemon would do so half a minute later
+            storage.free_concurrency_slots_for_run(run.run_id)
         log.warning("run_id=%s job=%s dead=true process=%s", run.run_id, run.job_name, run.tags[PROCESS_TAG])
     return dead
-
-
-def free_slots(instance: DagsterInstance, run_id: str) -> None:
-    """Give back the pool slots of a run that has ended; the daemon would do so half a minute later."""
-    storage = instance.event_log_storage
-    if storage.supports_global_concurrency_limits:
-        storage.free_concurrency_slots_for_run(run_id)
-
-
-def unfinished_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
-    """Own runs that wait or work, newest first; ends dead ones first."""
-    end_dead_runs(instance, own)
-    return own.runs(instance, LIMIT, statuses=UNFINISHED)
 
 
 def this_process() -> str:
@@ -245,14 +211,9 @@ def is_gone(tag: str | None) -> bool:
         return True  # the machine was restarted since
     if process["namespace"] and process["namespace"] != _namespace():
         return False
-    return _has_ended(int(process["pid"]), int(process["started"]))
-
-
-def _has_ended(pid: int, started_s: int) -> bool:
     try:
-        process = psutil.Process(pid)
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return is_zombie or abs(process.create_time() - started_s) > SLACK_S
+        there = psutil.Process(int(process["pid"]))
+        return there.status() == psutil.STATUS_ZOMBIE or abs(there.create_time() - int(process["started"])) > SLACK_S
     except psutil.NoSuchProcess:
         return True
 
@@ -277,19 +238,14 @@ def _namespace() -> str:
 
 #: Runs deleted at a time: a sensor's tick has to stay short.
 AT_ONCE = 25
-
 #: Runs asked for in one query.
 PAGE = 250
-
 #: Storage ids asked for in one query.
 IDS_AT_ONCE = 500
-
 #: Seconds between two searches, which read the newest event of every asset and partition, where all old runs are needed.
 SEARCH_EVERY_S = 3_600.0
-
 #: Key of the time of a lakehouse's last search in Dagster's storage; the command line and the sensor share it.
 SEARCHED_AT = "game_events/old_runs_looked_at:{}"
-
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
@@ -320,7 +276,10 @@ def drop_old_runs(
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
-        _delete_file(instance, run_id)
+        if isinstance(instance.event_log_storage, SqliteEventLogStorage):
+            # Each run has a file of its own, which Dagster empties and does not delete.
+            for suffix in ("", "-wal", "-shm"):
+                Path(instance.event_log_storage.path_for_shard(run_id) + suffix).unlink(missing_ok=True)
     if dropped:
         log.info("old_runs_deleted=%d before=%s", len(dropped), before.isoformat(timespec="seconds"))
     return len(dropped)
@@ -334,26 +293,19 @@ def _unneeded_runs(
     now: float,
 ) -> Iterator[str]:
     """Ids of the old runs that nothing is read from; none, if all were searched within the hour."""
+    key = SEARCHED_AT.format(own.lakehouse)
+    at = instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
+    searched_just_now = at is not None and 0 <= now - float(at) < SEARCH_EVERY_S
     needed: set[str] = set()
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
-    for runs in pages:
-        if not needed:
-            if _searched_just_now(instance, own, now):
-                return
-            needed = _with_newest_events(instance, checks)
+    for runs in () if searched_just_now else pages:
+        needed = needed or _with_newest_events(instance, checks)
         # Whether continuous mode is on, for one, is read from its newest run.
         for job in {run.job_name for run in runs}:
             needed |= {run.run_id for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
         yield from [run.run_id for run in runs if run.run_id not in needed]
     if needed:
-        instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(now)})
-
-
-def _searched_just_now(instance: DagsterInstance, own: OwnRuns, now: float) -> bool:
-    """Whether all old runs were searched within the hour, and the unneeded ones deleted."""
-    key = SEARCHED_AT.format(own.lakehouse)
-    at = instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
-    return at is not None and 0 <= now - float(at) < SEARCH_EVERY_S
+        instance.daemon_cursor_storage.set_cursor_values({key: str(now)})
 
 
 def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime, page: int) -> Iterator[Sequence[DagsterRun]]:
@@ -397,32 +349,18 @@ def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> 
         connection.execute(table.delete().where(table.c.id.in_([number for number, _, _ in rows if number not in newest])))
 
 
-def _delete_file(instance: DagsterInstance, run_id: str) -> None:
-    """With SQLite each run has a file of its own, which Dagster empties and does not delete."""
-    storage = instance.event_log_storage
-    if isinstance(storage, SqliteEventLogStorage):
-        for suffix in ("", "-wal", "-shm"):
-            Path(storage.path_for_shard(run_id) + suffix).unlink(missing_ok=True)
-
-
 #: The run brings every layer up to date by itself: automation has nothing to add to what it logs.
 CARRIES_ALL = {"game_events/carries": "all"}
-
 #: A run that replaces rows of tables: continuous mode waits for it.
 ROW_CHANGING_TAG = "game_events/changes_rows"
-
 #: A continuous run that was stopped by the user or its time limit: the sensor must not start it again.
 ENDED_BY_ITSELF = "game_events/ended_by_itself"
-
 #: A continuous run that ended because it had lasted long enough: the next one takes its place.
 HANDED_OVER = "game_events/handed_over"
-
 #: Why the run was started.
 REASON = "game_events/reason"
-
 #: The run's own process sends its alerts (the command line, where no daemon may be running).
 OWN_ALERTS = "game_events/own_alerts"
-
 RUN_KEY_TAG = "dagster/run_key"
 
 
@@ -437,7 +375,6 @@ def unused_run_key(instance: DagsterInstance, wanted: str) -> str:
 
 #: No wait between two attempts is longer.
 MAX_DELAY_S = 300.0
-
 #: What Spark's workers say when the broker goes away under them: their own consumer's errors, as text.
 KAFKA_IS_AWAY = (
     "org.apache.kafka.common.errors.TimeoutException",
@@ -479,54 +416,38 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
         DagsterExecutionInterruptedError: the run was canceled in the middle of a call into Spark.
     """
     try:
-        with _by_class(context, settings), _stops_named():
-            yield
-    except (dg.Failure, dg.RetryRequested):
-        raise
-    except Exception as error:
-        said = masked_traceback(error, settings)
-        if said is None:
-            raise
-        masked = mask(f"{type(error).__name__}: {error}", settings)
-        raise dg.Failure(masked, metadata={"traceback": dg.MetadataValue.text(said)}) from None
-
-
-@contextmanager
-def _stops_named() -> Iterator[None]:
-    """Whatever came of a stop is raised as the stop."""
-    try:
-        yield
-    except Exception as error:
-        if stop_of(error) is not None:
-            raise dg.DagsterExecutionInterruptedError from None
-        raise
-
-
-@contextmanager
-def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
-    try:
         with storage_named(settings.lakehouse):
             yield
-    except TransientError as error:
-        raise _again(context, settings, mask(str(error), settings)) from None
-    except GameEventsError as error:
-        raise dg.Failure(mask(str(error), settings), allow_retries=False) from None
-    except (ConnectionRefusedError, Py4JError) as error:
-        # Refused is the first call after the one that broke: nothing else here is called in this way.
-        if _is_being_canceled(context) or (isinstance(error, Py4JError) and _is_broken_off(error)):
+    except Exception as error:
+        # Whatever came of a stop is raised as the stop.
+        if stop_of(error) is not None:
             raise dg.DagsterExecutionInterruptedError from None
+        decided = None if isinstance(error, dg.Failure | dg.RetryRequested) else _decided(error, context, settings)
+        if decided is None:
+            raise
+        raise decided from None
+
+
+def _decided(error: Exception, context: StepContext, settings: Settings) -> BaseException | None:
+    """What to raise in place of an error; None: the error itself."""
+    if isinstance(error, TransientError):
+        return _again(context, settings, mask(str(error), settings))
+    if isinstance(error, GameEventsError):
+        return dg.Failure(mask(str(error), settings), allow_retries=False)
+    if isinstance(error, ConnectionRefusedError | Py4JError):
+        # Refused is the first call after the one that broke: nothing else here is called in this way.
+        if _is_being_canceled(context) or _is_broken_off(error):
+            return dg.DagsterExecutionInterruptedError()
         if isinstance(error, ConnectionRefusedError | Py4JNetworkError):
-            raise dg.Failure(JVM_ENDED, allow_retries=False) from None
-        # A failed job with a reason that pyspark has no class for.
-        why = _may_pass_next_time(error, settings) if isinstance(error, Py4JJavaError) else None
-        if why is None:
-            raise
-        raise _again(context, settings, why) from None
-    except PySparkException as error:
+            return dg.Failure(JVM_ENDED, allow_retries=False)
+    if isinstance(error, PySparkException | Py4JJavaError):
+        # The second is a failed job with a reason that pyspark has no class for.
         why = _may_pass_next_time(error, settings)
-        if why is None:
-            raise
-        raise _again(context, settings, why) from None
+        if why is not None:
+            return _again(context, settings, why)
+    said = masked_traceback(error, settings)
+    masked = mask(f"{type(error).__name__}: {error}", settings)
+    return None if said is None else dg.Failure(masked, metadata={"traceback": dg.MetadataValue.text(said)})
 
 
 def _may_pass_next_time(error: PySparkException | Py4JJavaError, settings: Settings) -> str | None:
@@ -556,7 +477,7 @@ def _is_being_canceled(context: StepContext) -> bool:
     return now is not None and now.status == DagsterRunStatus.CANCELING
 
 
-def _is_broken_off(error: Py4JError) -> bool:
+def _is_broken_off(error: Exception) -> bool:
     """Whether an error only says that a call into the JVM was broken off by the signal that cancels a run.
 
     Spark's own handler of Ctrl-C cancels its jobs in the middle of the call that waits for them. What is left of that call is a

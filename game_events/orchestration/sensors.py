@@ -1,61 +1,140 @@
-"""The sensors, in one table (`SENSORS`), and what a tick of each does.
+"""The sensors, in one table (`SENSORS`), and what a tick of each does; cursors between ticks, and errors.
 
-Here are those that start work for new records and games, and those that look after runs and the status; the
-module `alerts` has those that send alerts, `continuous` the one of continuous mode.
+Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
-from pydantic import Field
+from deltalake.exceptions import DeltaError
+from pydantic import BaseModel, Field, ValidationError
 
+from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
-from game_events.orchestration.alerts import Alert, send, send_alerts, watch_data
+from game_events.orchestration import continuous
 from game_events.orchestration.checks import read_status
-from game_events.orchestration.continuous import start_again
-from game_events.orchestration.events import partition_table, plain
+from game_events.orchestration.continuous import Decision
+from game_events.orchestration.events import one_line, partition_table, plain, some
 from game_events.orchestration.keys import DEFAULT, JOB, Keys, source_key
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.runs import (
-    REASON,
-    OwnRuns,
-    drop_old_runs,
-    end_dead_runs,
-    unfinished_runs,
-    unused_run_key,
-)
-from game_events.orchestration.ticks import Clock, Sensor, SensorCursor, Tick, some
+from game_events.orchestration.runs import LIMIT, REASON, UNFINISHED, OwnRuns, drop_old_runs, end_dead_runs, unused_run_key
 from game_events.pipeline.runs.pending import PipelineLag, digest, read_lag
 from game_events.sources.source import Partition
 
+Result = dg.SensorResult | dg.RunRequest | dg.SkipReason
+
+#: Seconds since 1970.
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a sensor decides from."""
+
+    graph: Graph
+    context: dg.SensorEvaluationContext
+    clock: Clock = time.time
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of now.
+
+        Raises:
+            ConfigurationError: they are invalid.
+        """
+        return self.graph.source.read()
+
+    def own_runs(self, settings: Settings | None = None) -> OwnRuns:
+        """The runs of the lakehouse (of now), and those of this code location that no process has tagged yet."""
+        location = self.context.code_location_origin
+        repository = None if location is None else f"{self.context.repository_name}@{location.location_name}"
+        return OwnRuns.of(settings or self.settings, repository)
+
+    @property
+    def checks(self) -> Collection[dg.AssetCheckKey]:
+        """All checks of the code location."""
+        repository = self.context.repository_def
+        return repository.asset_graph.asset_check_keys if repository else ()
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """The declaration of a sensor, which runs from the beginning unless the settings say that nothing does.
+
+    `interval_s`: between two ticks. `decide`: what a tick does. `job`: the one that it starts.
+    """
+
+    name: str
+    interval_s: int
+    decide: Callable[[Tick], Result]
+    description: str
+    job: str | None = None
+
+    def build(self, graph: Graph, clock: Clock = time.time) -> dg.SensorDefinition:
+        """Dagster's sensor: its tick is skipped where settings, a table or a server cannot be read.
+
+        Secrets are masked in its reasons; another error that holds some is raised as a GameEventsError with its traceback.
+        """
+
+        def evaluate(context: dg.SensorEvaluationContext) -> Result:
+            try:
+                said = self.decide(Tick(graph, context, clock))
+            except (GameEventsError, DeltaError, OSError) as error:
+                said = dg.SkipReason(str(error))
+            except Exception as error:
+                text = masked_traceback(error, graph.source.given or settings_to_mask())
+                if text is None:
+                    raise
+                raise GameEventsError(text) from None
+            if isinstance(said, dg.SkipReason) and said.skip_message is not None:
+                return dg.SkipReason(one_line(mask(said.skip_message, graph.source.given or settings_to_mask())))
+            return said
+
+        return dg.SensorDefinition(
+            name=graph.keys.named(self.name),
+            evaluation_fn=evaluate,
+            description=self.description,
+            job_name=None if self.job is None else graph.keys.named(self.job),
+            minimum_interval_seconds=self.interval_s,
+            default_status=graph.sensor_status,
+        )
+
+
+class SensorCursor(BaseModel):
+    """State of a sensor between two ticks, kept by Dagster as JSON."""
+
+    @classmethod
+    def read(cls, text: str | None) -> Self:
+        """Parse a cursor; an empty or invalid one gives a new one."""
+        try:
+            return cls.model_validate_json(text or "{}")
+        except ValidationError:
+            return cls()
+
+
 #: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
-
 #: The job that it starts.
 REFRESH = "refresh"
-
 #: Jobs that write bronze: no second one is started beside them.
 WRITERS = (REFRESH, "layers", "continuous", "replay", "redecode")
-
 #: Seconds before a run without progress is retried, doubled each time, and the longest ones.
 FIRST_WAIT_S = 30.0
-
 LONGEST_WAIT_S = 900.0
-
 #: Seconds that layers with a lag are left to automation, or to a materialization by hand.
 GRACE_S = 60.0
-
 #: Events of the topic's asset are at least so far apart, unless the lag is gone.
 EVENT_EVERY_S = 60.0
-
 #: Partitions in one of them, those with most lag first: nothing deletes events without a run, and 1,000 partitions are 127 KB.
 PARTITIONS_SHOWN = 50
 
@@ -67,7 +146,6 @@ class Memory(SensorCursor):
         asked: offsets at the last request, `attempts`: requests made at it, `asked_at`: when (seconds since 1970).
         seen: offsets at the last tick, `seen_at`: when it was first seen.
         reported: offsets of the last event of the topic's asset, `reported_at`: when.
-        lag_is_high: an alert was sent, and none yet that it is over.
     """
 
     asked: str = ""
@@ -77,16 +155,6 @@ class Memory(SensorCursor):
     seen_at: float = 0.0
     reported: str = ""
     reported_at: float = 0.0
-    lag_is_high: bool = False
-
-
-@dataclass(frozen=True)
-class LagDecision:
-    """Whether to ask for a run (its key; None: no run), why or why not, and the next cursor."""
-
-    why: str
-    run_key: str | None
-    memory: Memory
 
 
 def wait_s(attempts: int) -> float:
@@ -94,25 +162,31 @@ def wait_s(attempts: int) -> float:
     return min(FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20), LONGEST_WAIT_S) if attempts else 0.0
 
 
-def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
-    """A run if there is something to do, unless the last runs for it made no progress and the wait is not over."""
+def decide(lag: PipelineLag, memory: Memory, now: float) -> Decision:
+    """A run if there is something to do, unless the last runs for it made no progress and the wait is not over.
+
+    The memory moves on.
+    """
     position = lag.progress_digest
-    if memory.asked_at > now:  # the clock was set back, or the cursor set by hand: that time may be years away
-        memory = memory.model_copy(update={"asked_at": now})
+    # The clock was set back, or the cursor set by hand: that time may be years away.
+    memory.asked_at = min(memory.asked_at, now)
     if position != memory.seen or memory.seen_at > now:
-        memory = memory.model_copy(update={"seen": position, "seen_at": now})
+        memory.seen = position
+        memory.seen_at = now
     why = reason(lag)
     if why is None:
-        return LagDecision(f"nothing to do: bronze has every record of {lag.name}", None, memory)
+        return Decision(f"nothing to do: bronze has every record of {lag.name}")
     attempts = memory.attempts if memory.asked == position else 0
     due = memory.asked_at + wait_s(attempts) if attempts else 0.0
     if not lag.to_read:
         due = max(due, memory.seen_at + GRACE_S)
     if now < due:
         tried = f"; {attempts} runs made no progress" if attempts else ""
-        return LagDecision(f"{why}{tried}; the next run is due in {due - now:.0f} s", None, memory)
-    key = f"{position}-{attempts + 1}"
-    return LagDecision(why, key, memory.model_copy(update={"asked": position, "attempts": attempts + 1, "asked_at": now}))
+        return Decision(f"{why}{tried}; the next run is due in {due - now:.0f} s")
+    memory.asked = position
+    memory.attempts = attempts + 1
+    memory.asked_at = now
+    return Decision(why, f"{position}-{memory.attempts}")
 
 
 def reason(lag: PipelineLag) -> str | None:
@@ -131,37 +205,37 @@ def reason(lag: PipelineLag) -> str | None:
 def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:
     """An own run that writes bronze, or waits for its turn to."""
     writers = set(map(keys.named, WRITERS))
-    for run in unfinished_runs(instance, own):
+    end_dead_runs(instance, own)
+    for run in own.runs(instance, LIMIT, statuses=UNFINISHED):
         if run.job_name in writers or keys.bronze in (run.asset_selection or ()):
             return run
     return None
 
 
-def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) -> tuple[list[dg.AssetObservation], Memory]:
+def lag_events(settings: Settings, lag: PipelineLag, memory: Memory, now: float) -> list[dg.AssetObservation]:
     """Offsets and lag as an event of each topic's asset, if they changed and the last one is not just now."""
     offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
     if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
-        return [], memory
+        return []
+    memory.reported = offsets
+    memory.reported_at = now
+    # With a pattern one event is about several topics.
     assets: dict[dg.AssetKey, list[Partition]] = defaultdict(list)
     for partition in sorted(lag.seen.latest):
         assets[source_key(settings, partition.topic)].append(partition)
-    events = [_event(lag, key, partitions) for key, partitions in assets.items()]
-    return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
-
-
-def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Partition]) -> dg.AssetObservation:
-    """With a pattern one event is about several topics."""
-    most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
-    numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}
-    return dg.AssetObservation(
-        key,
-        metadata={
+    events = []
+    for key, partitions in assets.items():
+        most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
+        metadata: dict[str, Any] = {
             "lag": sum(lag.lag[p] for p in partitions),
             "partitions": len(partitions),
             "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in partitions)),
-            "offsets": partition_table(("bronze", "end", "lag"), numbers),
-        },
-    )
+            "offsets": partition_table(
+                ("bronze", "end", "lag"), {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}
+            ),
+        }
+        events.append(dg.AssetObservation(key, metadata=metadata))
+    return events
 
 
 def start_runs(tick: Tick) -> dg.SensorResult:
@@ -169,58 +243,21 @@ def start_runs(tick: Tick) -> dg.SensorResult:
     settings = tick.settings
     now = tick.clock()
     lag = read_lag(settings, TIMEOUT_S)
-    events, memory = lag_event(settings, lag, Memory.read(tick.context.cursor), now)
-    memory = alert_on_lag(settings, lag, memory)
-    writer = writer_of_bronze(tick.instance, tick.own_runs(settings), tick.graph.keys)
-    if writer is not None:
-        run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
-        why = f"{lag.total_lag:,} records wait: {run}"
-        return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
-    decision = decide(lag, memory, now)
-    cursor = decision.memory.model_dump_json()
-    if decision.run_key is None:
-        return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
-    key = unused_run_key(tick.instance, decision.run_key)
-    request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
-    return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
-
-
-def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory:
-    """Send one alert when the lag reaches `alert_lag_records`, and one when it has fallen below half of that.
-
-    Returns:
-        the memory with the alert noted; unchanged if the receiver did not take it, so that the next tick retries.
-    """
-    threshold = settings.alert_lag_records
-    records = lag.total_lag
-    topic = lag.name
-    if not threshold or settings.alert_webhook_url is None:
-        return memory.model_copy(update={"lag_is_high": False})
-    # Of the same alert, sent again, the receiver gets the same id.
-    ids = sorted({p.topic_id for p in lag.seen.latest})
-    at = f"{'+'.join(ids[:1])}:{sum(lag.seen.latest.values())}"
-    counts = {"lag": records, "threshold": threshold, "partitions": len(lag.seen.latest)}
-    if not memory.lag_is_high and records >= threshold:
-        text = f"{topic}: {records:,} records are not read yet (alert at {threshold:,})"
-        alert = Alert(id=f"lag_high:{at}", event="lag_high", summary=text, counts=counts)
-    elif memory.lag_is_high and records * 2 < threshold:
-        text = f"{topic}: lag is down to {records:,} records"
-        alert = Alert(id=f"recovered:lag_high:{at}", event="recovered", of="lag_high", summary=text, counts=counts)
+    memory = Memory.read(tick.context.cursor)
+    events = lag_events(settings, lag, memory, now)
+    writer = writer_of_bronze(tick.context.instance, tick.own_runs(), tick.graph.keys)
+    if writer is None:
+        decision = decide(lag, memory, now)
     else:
-        return memory
-    return memory.model_copy(update={"lag_is_high": alert.event == "lag_high"}) if send(settings, alert) else memory
+        run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
+        decision = Decision(f"{lag.total_lag:,} records wait: {run}")
+    requests = [_request(tick, decision.run_key, decision.why)] if decision.run_key else []
+    why_not = None if requests else decision.why
+    return dg.SensorResult(requests, skip_reason=why_not, asset_events=events, cursor=memory.model_dump_json())
 
 
-def games_of(settings: Settings) -> tuple[set[str], set[str]]:
-    """Games that the pipeline has let in, and all names with a silver table.
-
-    Raises:
-        GameEventsError: a table cannot be read.
-    """
-    lakehouse = Lakehouse.of(settings)
-    bronze = lakehouse.table(BRONZE).open_to_read()
-    admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
-    return admitted, set(lakehouse.games())
+def _request(tick: Tick, key: str, why: str) -> dg.RunRequest:
+    return dg.RunRequest(run_key=unused_run_key(tick.context.instance, key), tags={REASON: why[:200]})
 
 
 def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[str]) -> list[str]:
@@ -249,9 +286,12 @@ def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     A partition that a person has deleted is not added again: the next run that writes rows of the game does that.
     """
     partitions = tick.graph.keys.partitions
-    known = set(tick.instance.get_dynamic_partitions(str(partitions.name)))
+    known = set(tick.context.instance.get_dynamic_partitions(str(partitions.name)))
     seen = set(SeenGames.read(tick.context.cursor).games)
-    admitted, tables = games_of(tick.settings)
+    lakehouse = Lakehouse.of(tick.settings)
+    bronze = lakehouse.table(BRONZE).open_to_read()
+    admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
+    tables = set(lakehouse.games())
     names = to_add(tick.settings, known, admitted - seen, tables - seen)
     tick.context.update_cursor(SeenGames(games=sorted(seen | known)).model_dump_json())
     if not names:
@@ -260,6 +300,15 @@ def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
         return dg.SkipReason(f"every game of the lakehouse is a partition{without}")
     tick.context.log.info("new_games=%s", ",".join(names))
     return dg.SensorResult(dynamic_partitions_requests=[partitions.build_add_request(names)])
+
+
+def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:
+    """A tick of the sensor `continuous_mode`: it decides from the newest runs."""
+    job = tick.graph.keys.named(JOB)
+    decision = continuous.decide(continuous.past_runs(tick.context.instance, tick.own_runs(), job), tick.clock(), job)
+    if decision.run_key is None:
+        return dg.SkipReason(decision.why)
+    return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
 
 
 #: The sensor `status` logs the same result again after so many seconds.
@@ -278,7 +327,7 @@ def report_status(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     settings = tick.settings
     last = LastStatus.read(tick.context.cursor)
     now = tick.clock()
-    status = read_status(settings, tick.graph.keys, tick.instance, tick.own_runs(settings), tick.checks)
+    status = read_status(settings, tick.graph.keys, tick.context.instance, tick.own_runs(), tick.checks)
     summary = plain(status.description or "")
     if summary == last.summary and now - last.at < AGAIN_S:
         return dg.SkipReason(summary)
@@ -289,9 +338,9 @@ def report_status(tick: Tick) -> dg.SensorResult | dg.SkipReason:
 def end_runs(tick: Tick) -> dg.SkipReason:
     """A tick of the sensor `dead_runs`; it never starts a run, and looks at no run of another lakehouse."""
     own = tick.own_runs(tick.graph.settings)
-    ended = end_dead_runs(tick.instance, own)
+    ended = end_dead_runs(tick.context.instance, own)
     try:
-        dropped = drop_old_runs(tick.instance, own, tick.settings.run_history_h, tick.checks)
+        dropped = drop_old_runs(tick.context.instance, own, tick.settings.run_history_h, tick.checks)
         said = f"; deleted {dropped} that ended long ago" if dropped else ""
     except GameEventsError as error:  # dead runs are ended whatever the settings are now
         said = f"; those that ended long ago stay: {error}"
@@ -324,20 +373,6 @@ SENSORS = (
         "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
     ),
     Sensor(
-        "alerts",
-        15,
-        send_alerts,
-        "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or "
-        "passes again.",
-    ),
-    Sensor(
-        "data_alarms",
-        60,
-        watch_data,
-        "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the "
-        "webhook an alert of records that were lost before they were read.",
-    ),
-    Sensor(
         "continuous_mode",
         10,
         start_again,
@@ -352,8 +387,3 @@ SENSORS = (
         "Logs the check `all_is_well` of the asset `status` when its result changes, and once an hour.",
     ),
 )
-
-
-def build_sensor(name: str, graph: Graph, clock: Clock = time.time) -> dg.SensorDefinition:
-    """One of them."""
-    return next(sensor for sensor in SENSORS if sensor.name == name).build(graph, clock)

@@ -27,10 +27,10 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.group import commit_games
 from game_events.lakehouse.system_tables import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
-from game_events.orchestration.alerts import Alert, send
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import selection_of
 from game_events.pipeline.silver.admission import admit
+from game_events.plugins.alerts.webhook import Alert, send
 from game_events.plugins.catalog.report import page, report_data
 from game_events.schema_registry import SchemaRegistry
 

@@ -1,6 +1,5 @@
 """`game-events schema`: what a version of the topic's schema holds, what it changed; and what a table's columns are."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ from game_events.decoding.columns import kept_columns, type_name
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.columns import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse, existing_table
-from game_events.plugins.catalog.schema_history import NOTHING, Change, ColumnOrigin, SchemaHistory, origins
+from game_events.plugins.catalog.schema_history import NOTHING, ColumnOrigin, SchemaHistory, origins
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import subjects
 
@@ -59,14 +58,23 @@ def show(
     chosen = history.version(version)
     fields = history.fields(chosen)
     occurred = history.occurred()
+    entries = [
+        {
+            "message": f.message,
+            "field": f.names,
+            "type": f.declared,
+            "column": f.column,
+            "stored_as": _stored_as(f.field.type),
+            "occurred": f.message in occurred,
+        }
+        for f in fields
+    ]
     for message in dict.fromkeys(f.message for f in fields):
-        rows = [(f.names, f.declared, f.column, _stored_as(f.field.type)) for f in fields if f.message == message]
-        output.table(
-            f"{message} (version {chosen.version}, schema id {chosen.schema_id})"
-            + ("" if message in occurred else ": no record of it yet; its columns would be"),
-            ("field", "type", "column", "stored as"),
-            rows,
-        )
+        columns = ("field", "type", "column", "stored_as")
+        rows = [[entry[column] for column in columns] for entry in entries if entry["message"] == message]
+        title = f"{message} (version {chosen.version}, schema id {chosen.schema_id})"
+        title += "" if message in occurred else ": no record of it yet; its columns would be"
+        output.table(title, ("field", "type", "column", "stored as"), rows)
     left_out = history.left_out(chosen)
     if left_out:
         output.say(left_out)
@@ -76,17 +84,7 @@ def show(
             "left_out": left_out,
             "version": chosen.version,
             "schema_id": chosen.schema_id,
-            "fields": [
-                {
-                    "message": f.message,
-                    "field": f.names,
-                    "type": f.declared,
-                    "column": f.column,
-                    "stored_as": _stored_as(f.field.type),
-                    "occurred": f.message in occurred,
-                }
-                for f in fields
-            ],
+            "fields": entries,
         }
     )
 
@@ -112,7 +110,12 @@ def diff(
         output.say(
             f"{history.subject}: version {earlier.version} (id {earlier.schema_id}) -> {later.version} (id {later.schema_id})"
         )
-        _show_changes(output, changes)
+        for change in changes:
+            name = f"{change.message}.{change.field}" if change.field else change.message
+            declared = " -> ".join(filter(None, (change.before, change.after)))
+            output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
+        if not changes:
+            output.say(f"  {NOTHING}")
     left_out = history.left_out(earlier, later)
     if left_out:
         output.say(left_out)
@@ -125,15 +128,6 @@ def diff(
             "changes": [c.to_dict() for c in changes],
         }
     )
-
-
-def _show_changes(output: Output, changes: Sequence[Change]) -> None:
-    for change in changes:
-        name = f"{change.message}.{change.field}" if change.field else change.message
-        declared = " -> ".join(filter(None, (change.before, change.after)))
-        output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
-    if not changes:
-        output.say(f"  {NOTHING}")
 
 
 @app.command("columns")

@@ -13,12 +13,11 @@ from game_events.config.settings import Settings
 from game_events.decoding.columns import kept_columns
 from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.orchestration.events import as_text, one_line, table
+from game_events.orchestration.events import NAMED, as_text, one_line, some, table
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, unused_run_key
-from game_events.orchestration.sensors import REFRESH, TIMEOUT_S
-from game_events.orchestration.ticks import SHOWN, Clock, Sensor, Tick, some
+from game_events.orchestration.sensors import REFRESH, TIMEOUT_S, Clock, Sensor, Tick
 from game_events.pipeline.runs.pending import digest
 from game_events.plugins.catalog.schema_history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
@@ -130,10 +129,10 @@ def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     if not new.events:
         tick.context.update_cursor(cursor)
         known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
-        return dg.SkipReason("; ".join([*new.errors[:SHOWN], f"no new version: {known}"]))
+        return dg.SkipReason("; ".join([*new.errors[:NAMED], f"no new version: {known}"]))
     key = digest([[v[-1].subject, v[-1].version, *(one.schema_id for one in v)] for v in new.found])
     texts = ", ".join(f"{v[-1].subject} version {v[-1].version}" for v in new.found)
-    request = dg.RunRequest(unused_run_key(tick.instance, f"schemas-{key}"), tags={REASON: f"schema: {texts}"[:200]})
+    request = dg.RunRequest(unused_run_key(tick.context.instance, f"schemas-{key}"), tags={REASON: f"schema: {texts}"[:200]})
     return dg.SensorResult(asset_events=new.events, run_requests=[request], cursor=cursor)
 
 

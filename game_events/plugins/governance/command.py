@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from game_events.cli.output import Json, Output
-from game_events.cli.shared_spark import spark_session
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline
@@ -19,6 +18,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance.commits import Erasure, remove_old_files
 from game_events.plugins.governance.run import erase as erase_people
 from game_events.plugins.governance.run import resume as resume_erasure
+from game_events.spark.session import new_session
 
 Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to erase; may be repeated.")]
 File = Annotated[
@@ -47,7 +47,8 @@ def erase(
         raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
     ids = None if resume else _ids(gamer_id or [], file)
     output = Output(as_json=as_json)
-    pipeline = Pipeline(load_settings(), spark_session)
+    settings = load_settings()
+    pipeline = Pipeline(settings, lambda: new_session(settings))
     report = RunReport()
     with output.working("erasing"), recorded(pipeline, report, "erase"):
         if ids is None:

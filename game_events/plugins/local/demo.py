@@ -23,8 +23,8 @@ import pyarrow as pa
 import typer
 from pydantic import ValidationError
 
-from game_events.cli.commands.run import run_and_show
 from game_events.cli.output import Json, Output
+from game_events.cli.run import run_and_show
 from game_events.config.names import simple_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from game_events.cli.commands.continuous import run_continuously
+from game_events.cli.continuous import run_continuously
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError
 from game_events.orchestration.keys import JOB

@@ -51,7 +51,7 @@ def assert_told(pipeline, lost):
     assert offsets_unique(pipeline).passed
     found = offsets_lost(pipeline)
     assert (found.passed, found.wrong_rows, found.counts["offsets_lost"]) == (False, False, lost)
-    # What the sensor `data_alarms` and the run itself tell a webhook of (unit/orchestration/alerts/test_data_alarms.py).
+    # What the sensor `data_alarms` and the run itself tell a webhook of (unit/plugins/alerts/test_data_alarms.py).
     alarms = list(losses(pipeline.bronze, pipeline.bronze.open().version(), -1))
     assert sum(gap.offsets or 0 for alarm in alarms for gap in alarm.gaps) == lost
     assert all(alarm.run_id for alarm in alarms)

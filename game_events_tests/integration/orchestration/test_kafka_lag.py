@@ -10,11 +10,12 @@ from deltalake import write_deltalake
 
 from game_events.config.settings import load_settings
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import Memory, build_sensor, to_add
+from game_events.orchestration.sensors import Memory, to_add
 from game_events.pipeline.runs.pending import read_lag
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events.sources.kafka.client import ensure_topic
+from game_events_tests.support.sensors import build_sensor
 
 pytestmark = [
     # Dagster 1.13 calls its own deprecated property for every nested resource.

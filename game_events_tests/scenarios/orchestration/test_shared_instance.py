@@ -19,8 +19,8 @@ from pydantic import SecretStr
 
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
-from game_events.orchestration.alerts import AlertCursor
 from game_events.orchestration.runs import PROCESS_TAG, REPOSITORY_TAG, lakehouse_tag, this_process
+from game_events.plugins.alerts.sensors import AlertCursor
 from game_events_tests.support.docs.pages import blocks
 from game_events_tests.support.fixtures.files import file_settings, landing  # noqa: F401 - fixtures
 from game_events_tests.support.servers.postgres import Postgres, postgres

@@ -19,7 +19,7 @@ from game_events.config.http_bounds import bounded
 from game_events.config.network import within
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import DataError, TransientError
-from game_events.orchestration import alerts
+from game_events.plugins.alerts import webhook as alerts
 from game_events.plugins.catalog import openlineage_events as lineage
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.up import _status
@@ -30,7 +30,7 @@ from game_events_tests.support.waiting import until
 #: Modules that make HTTP calls, with what bounds them.
 CLIENTS = {
     "schema_registry.py": "bounded",
-    "orchestration/alerts.py": "bounded",
+    "plugins/alerts/webhook.py": "bounded",
     "plugins/local/up.py": "bounded",
     "plugins/catalog/openlineage_events.py": "within",
     "plugins/local/servers/local_stack.py": "within",
@@ -49,7 +49,7 @@ def ask_registry(address):
 
 def send_alert(address):
     alert = alerts.Alert(id="1", event="run_failed", summary="x")
-    assert not alerts.send(Settings(alert_webhook_url=f"http://{address}/x"), alert, 0.4)
+    assert not alerts.send(load_settings(alert_webhook_url=f"http://{address}/x"), alert, 0.4)
 
 
 def send_lineage(address):
@@ -96,7 +96,7 @@ def test_alerts_take_no_more_than_their_time_in_all(monkeypatch):
     with endless_heads("drip") as served:
         began = time.monotonic()
         alert = alerts.Alert(id="1", event="run_failed", summary="x")
-        assert not alerts.send(Settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
+        assert not alerts.send(load_settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
         assert time.monotonic() - began < 1.5
 
 
@@ -122,7 +122,7 @@ def test_no_client_of_the_registry_or_the_webhook_goes_where_an_answer_leads(sta
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(TransientError, match=f"with {status}"):
             SchemaRegistry(Settings(schema_registry_url=url), retries=0).fetch(1)
-        assert alerts.send(Settings(alert_webhook_url=f"{url}/x"), alerts.Alert(id="1", event="run_failed", summary="x"))
+        assert alerts.send(load_settings(alert_webhook_url=f"{url}/x"), alerts.Alert(id="1", event="run_failed", summary="x"))
         server.shutdown()
     assert len(asked) == 2
     assert not [path for path in asked if "elsewhere" in path]

@@ -17,8 +17,9 @@ from game_events.config import masking
 from game_events.config.masking import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEXT, forms_of, mask, mask_all, without_secrets
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
+from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import errors_decide
-from game_events.orchestration.ticks import masked as masked_sensor
+from game_events.orchestration.sensors import Sensor
 from game_events.pipeline.runs.preflight import run_checks
 
 REGISTRY, KAFKA, REST = 'p@ss/w"ord', "ka\"fka\\pw's", "tökén-1?"
@@ -255,10 +256,13 @@ def test_a_foreign_error_without_a_secret_stays_what_it_is(settings):
 def test_what_a_sensor_says_or_raises_holds_no_secret(monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", REGISTRY)
     monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", json.dumps(LOGIN))
-    skips = masked_sensor(lambda _: dg.SkipReason(f"GET failed: {REGISTRY}"))
+    skips, fails = (
+        Sensor("one", 30, tick, "Looks.").build(Graph.of())
+        for tick in (lambda _: dg.SkipReason(f"GET failed: {REGISTRY}"), lambda _: raising())
+    )
     assert skips(dg.build_sensor_context()) == dg.SkipReason("GET failed: ***")
     with pytest.raises(GameEventsError) as raised:
-        masked_sensor(lambda _: raising())(dg.build_sensor_context())
+        fails(dg.build_sensor_context())
     assert clean("".join(traceback.format_exception(raised.value)))
 
 

@@ -14,8 +14,7 @@ from game_events.orchestration.continuous import decide, past_runs, row_changing
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
-from game_events.orchestration.sensors import writer_of_bronze
-from game_events.orchestration.ticks import Sensor
+from game_events.orchestration.sensors import Sensor, writer_of_bronze
 from game_events_tests.support.keys import SILVER_KEY
 
 DEV = {"prefix": "dev_"}

@@ -37,7 +37,7 @@ BROUGHT = {
     "pyyaml": "pydantic-settings",
     "rich": "typer",
 }
-PLUGINS = ("local", "export", "files", "governance", "catalog")
+PLUGINS = ("local", "export", "files", "governance", "catalog", "alerts")
 #: Namespaces that several packages share -> whose these modules are.
 NAMESPACES = {"google.protobuf": "protobuf"}
 

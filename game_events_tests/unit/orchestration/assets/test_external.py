@@ -9,7 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.assets import source_assets
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import PARTITIONS_SHOWN, Memory, lag_event
+from game_events.orchestration.sensors import PARTITIONS_SHOWN, Memory, lag_events
 from game_events.pipeline.runs.pending import PipelineLag
 from game_events.sources.source import SourceSnapshot
 from game_events_tests.support.keys import BRONZE_KEY
@@ -53,11 +53,12 @@ def test_lag_is_told_of_each_topic_and_of_all_together_with_a_pattern():
     latest = splits("events", "one", {0: 10, 1: 5}) | splits("matches", "two", {0: 7})
     lag = {split: end - 1 for split, end in latest.items()}
     lagging = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), lag)
-    events, memory = lag_event(LIST, lagging, Memory(), 100.0)
+    memory = Memory()
+    events = lag_events(LIST, lagging, memory, 100.0)
     seen = {e.asset_key.path[-1]: (e.metadata["lag"].value, e.metadata["topic_id"].value) for e in events}
     assert seen == {"events": (13, "one"), "matches": (6, "two")}
-    assert lag_event(LIST, lagging, memory, 200.0)[0] == [], "nothing has changed"
-    ((event,), _) = lag_event(PATTERN, lagging, Memory(), 100.0)
+    assert lag_events(LIST, lagging, memory, 200.0) == [], "nothing has changed"
+    (event,) = lag_events(PATTERN, lagging, Memory(), 100.0)
     rows = [(r.data["topic"], r.data["partition"], r.data["lag"]) for r in event.metadata["offsets"].records]
     assert rows == [("events", 0, 9), ("matches", 0, 6), ("events", 1, 4)], "most lag first"
 
@@ -67,7 +68,7 @@ def test_what_is_left_of_files_is_told_of_their_folder():
     lagging = PipelineLag(
         "", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), dict.fromkeys(latest, 9)
     )
-    ((event,), _) = lag_event(FOLDER, lagging, Memory(), 100.0)
+    (event,) = lag_events(FOLDER, lagging, Memory(), 100.0)
     assert event.asset_key == dg.AssetKey(["files", "team_a", "events"])
     assert build_defs(FOLDER).resolve_asset_graph().has(event.asset_key)
 
@@ -106,7 +107,7 @@ def test_of_very_many_partitions_the_event_has_those_with_most_lag_as_it_is_neve
     latest = splits("events", "one", dict.fromkeys(range(1_000), 10))
     lag = {split: 7 if split.number == 900 else 1 for split in latest}
     lagging = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 3), lag)
-    ((event, *_), _) = lag_event(LIST, lagging, Memory(), 100.0)
+    event, *_ = lag_events(LIST, lagging, Memory(), 100.0)
     assert (event.metadata["partitions"].value, event.metadata["lag"].value) == (1_000, 1_006)
     shown = [record.data["partition"] for record in event.metadata["offsets"].records]
     assert shown == [900, *range(PARTITIONS_SHOWN - 1)]

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from game_events.config.network import begin_call
 from game_events.orchestration import continuous
-from game_events.orchestration.continuous import LoopThread
+from game_events.orchestration.continuous import end_loop
+from game_events.orchestration.keys import DEFAULT
 
 
 class InterruptError(Exception):
@@ -47,15 +49,14 @@ def interrupts():
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("obeys", [True, False])
 def test_after_an_interrupt_the_end_of_the_step_under_way_is_waited_for(obeys):
-    worker = LoopThread(SlowLoop(obeys=obeys), grace_s=2.0)
-    worker.start()
+    loop = SlowLoop(obeys=obeys)
+    work = begin_call(loop.run, "continuous")
     throttle = SimpleNamespace(due=lambda **_options: None)
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1))
     timer.start()
     with pytest.raises(InterruptError):
-        list(continuous._events_while(None, worker, throttle))
-    assert worker.end()
-    assert worker.loop.report.state == "stopped"
-    assert worker.loop.abandoned.is_set() is not obeys
-    worker.join()
+        list(continuous._events_while(None, loop, work, throttle, DEFAULT))
+    assert end_loop(loop, work, grace_s=2.0)
+    assert loop.report.state == "stopped"
+    assert loop.abandoned.is_set() is not obeys
     timer.join()

@@ -27,7 +27,7 @@ from game_events.orchestration.jobs import build_redecode, build_refresh
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import ENDED_BY_ITSELF, PROCESS_TAG, OwnRuns, is_gone, this_process
-from game_events.orchestration.sensors import build_sensor
+from game_events_tests.support.sensors import build_sensor
 
 NOW = 1_700_000_000.0
 GRAPH, OWN = Graph.of(), OwnRuns.of(load_settings())

@@ -12,11 +12,11 @@ from game_events.definitions import build_defs
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
 from game_events.lakehouse.tables import UNIFIED
 from game_events.orchestration import jobs as refresh_job
-from game_events.orchestration.alerts import alert_of_run
 from game_events.orchestration.events import plan_failed, with_event
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs.refresh import OWN_GOLD
+from game_events.plugins.alerts.sensors import alert_of_run
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.refresh_job import LAYERS, World, both, failed_steps, fails, landed, materialized
 
@@ -186,7 +186,7 @@ def test_a_run_that_is_executed_again_from_failure_begins_with_the_layer_that_fa
 def test_an_alert_of_a_run_has_the_tables_of_all_layers_that_failed_and_what_was_written(world):
     world.work = {"silver": both(landed("rummy"), fails("uno")), "gold": fails("rummy", "gold")}
     run = world.instance.get_run_by_id(world.run().run_id)
-    alert = alert_of_run(world.instance, world.settings, run)
+    alert = alert_of_run(world.instance, run)
     assert (alert.tables, alert.games) == (["silver_uno", "gold_rummy"], ["rummy", "uno"])
     assert alert.counts["silver_rows"] == 1
 

@@ -23,8 +23,9 @@ from game_events.orchestration.runs import (
     lakehouse_tag,
     this_process,
 )
-from game_events.orchestration.sensors import build_sensor, writer_of_bronze
+from game_events.orchestration.sensors import writer_of_bronze
 from game_events_tests.support.fixtures.dagster import INSTANCE
+from game_events_tests.support.sensors import build_sensor
 
 OWN = OwnRuns.of(load_settings())
 

@@ -13,7 +13,7 @@ from game_events.orchestration.continuous import HAND_OVER_S, HANDED_OVER, PastR
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import ENDED_BY_ITSELF, PROCESS_TAG, OwnRuns, drop_old_runs, lakehouse_tag
-from game_events.orchestration.sensors import build_sensor
+from game_events_tests.support.sensors import build_sensor
 
 PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
 NOW = 1_700_000_000.0

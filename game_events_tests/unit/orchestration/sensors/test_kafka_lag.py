@@ -23,8 +23,8 @@ def asked_at(lags, every=15.0, ticks=400):
     memory, asked, keys = Memory(), [], []
     for number in range(ticks):
         now = START + number * every
-        found = decide(lags(number), Memory.read(memory.model_dump_json()), now)
-        memory = found.memory
+        memory = Memory.read(memory.model_dump_json())
+        found = decide(lags(number), memory, now)
         if found.run_key:
             asked.append(now - START)
             keys.append(found.run_key)
@@ -60,8 +60,9 @@ def test_runs_that_get_nowhere_are_asked_for_less_and_less_often_but_always_agai
 
 def test_a_run_that_only_made_an_empty_bronze_has_got_nowhere():
     before, after = lag_of(), lag_of(floors={"silver": 0, "gold": 0, "unified": 0})
-    first = decide(before, Memory(), START)
-    assert "1 runs made no progress" in decide(after, first.memory, START + 1).why
+    memory = Memory()
+    decide(before, memory, START)
+    assert "1 runs made no progress" in decide(after, memory, START + 1).why
 
 
 def test_the_pause_ends_as_soon_as_a_run_has_got_somewhere():
@@ -72,9 +73,11 @@ def test_the_pause_ends_as_soon_as_a_run_has_got_somewhere():
 @pytest.mark.parametrize("lag", [lag_of(), lag_of(at=10, failed=("chess",))], ids=["records", "game"])
 def test_after_a_clock_that_was_set_back_no_wait_is_longer_than_the_longest(lag):
     ahead = START + 86_400
-    asked = decide(lag, decide(lag, Memory(), ahead).memory, ahead + GRACE_S).memory
-    assert asked.attempts
-    memory = decide(lag, asked, START).memory
+    memory = Memory()
+    decide(lag, memory, ahead)
+    decide(lag, memory, ahead + GRACE_S)
+    assert memory.attempts
+    decide(lag, memory, START)
     assert decide(lag, memory, START + LONGEST_WAIT_S).run_key
 
 

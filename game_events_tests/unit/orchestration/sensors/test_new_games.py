@@ -5,8 +5,8 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.sensors import build_sensor
 from game_events.pipeline.context import Pipeline, no_spark
+from game_events_tests.support.sensors import build_sensor
 from game_events_tests.support.tables import put
 
 

@@ -11,23 +11,16 @@ from dagster import DagsterRunStatus
 
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import load_settings
-from game_events.errors import ConfigurationError
-from game_events.orchestration.alerts import (
-    VERSION,
-    Alert,
-    AlertCursor,
-    Sender,
-    send,
-    send_own_alerts,
-    send_run_alerts,
-)
+from game_events.errors import ConfigurationError, TransientError
 from game_events.orchestration.events import fail_for
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OWN_ALERTS, PROCESS_TAG, OwnRuns, end_dead_runs
-from game_events.orchestration.sensors import Memory, alert_on_lag, build_sensor
 from game_events.pipeline.reporting.result import TableReport
 from game_events.pipeline.runs.pending import PipelineLag
+from game_events.plugins.alerts import sensors
+from game_events.plugins.alerts.sensors import ALERTS, AlertCursor, lag_alert, run_alerts, send_own_alerts
+from game_events.plugins.alerts.webhook import VERSION, Alert, send, send_all
 from game_events_tests.support.fixtures.dagster import PROJECT
 from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.offsets import seen, splits
@@ -109,7 +102,7 @@ class World:
         """What one tick told, and what it said of it."""
         before = len(self.receiver.bodies)
         context = dg.build_sensor_context(self.instance, cursor=self.cursor, repository_def=self.repository)
-        found = build_sensor("alerts", Graph.of())(context)
+        found = ALERTS.build(Graph.of())(context)
         self.cursor = context.cursor
         return self.receiver.bodies[before:], found.skip_message
 
@@ -138,12 +131,13 @@ def test_a_failed_run_is_told_once_with_what_failed_and_a_link(world):
     assert world.tick()[0] == []
 
 
-def test_many_runs_that_fail_within_a_minute_are_all_told(receiver):
+def test_many_runs_that_fail_within_a_minute_are_all_told(receiver, monkeypatch):
+    monkeypatch.setattr(sensors, "RUNS", 1)
     settings, cursor = load_settings(), AlertCursor()
     with dg.DagsterInstance.ephemeral() as instance:
         failed = [World(instance, receiver).run("in words") for _ in range(3)]
         for _ in range(4):
-            send_run_alerts(instance, settings, OwnRuns.of(settings), cursor, Sender(settings), at_once=1)
+            send_all(settings, run_alerts(instance, OwnRuns.of(settings), cursor))
     assert [alert["run_id"] for alert in receiver.bodies] == failed
 
 
@@ -306,26 +300,40 @@ def lagging(records, read=0):
 
 
 def test_a_high_lag_is_told_once_and_once_more_when_it_is_gone(receiver):
-    settings, memory = load_settings(alert_lag_records=1_000), Memory()
+    settings, cursor = load_settings(), AlertCursor()
     for lag in (999, 1_000, 5_000, 600, 400, 400, 2_000):
-        memory = alert_on_lag(settings, lagging(lag), Memory.read(memory.model_dump_json()))
+        cursor = AlertCursor.read(cursor.model_dump_json())
+        send_all(settings, lag_alert(lagging(lag), 1_000, cursor))
     assert receiver.events == ["lag_high", "recovered", "lag_high"]
     assert receiver.bodies[0]["counts"] == {"lag": 1_000, "threshold": 1_000, "partitions": 1}
     assert len({b["id"] for b in receiver.bodies}) == 3
 
 
 def test_a_high_lag_that_could_not_be_told_is_told_by_the_next_tick(receiver):
-    settings = load_settings(alert_lag_records=10)
+    cursor = AlertCursor()
     receiver.next = [500, 500, 500]
-    memory = alert_on_lag(settings, lagging(20), Memory())
-    assert (memory.lag_is_high, receiver.events) == (False, [])
-    assert alert_on_lag(settings, lagging(20), memory).lag_is_high
+    for sent in (0, 1):
+        assert send_all(load_settings(), lag_alert(lagging(20), 10, cursor)) == (sent, sent == 1)
+        assert cursor.lag_is_high is (sent == 1)
     assert receiver.events == ["lag_high"]
 
 
-def test_no_threshold_means_no_alert_of_lag(receiver):
-    assert alert_on_lag(load_settings(), lagging(10**9), Memory()).lag_is_high is False
-    assert receiver.bodies == []
+def test_the_sensor_tells_a_high_lag_and_what_else_there_is_where_the_lag_cannot_be_read(world, monkeypatch):
+    assert world.tick()[0] == [], "there is no threshold"
+    monkeypatch.setenv("GAME_EVENTS_ALERT_LAG_RECORDS", "10")
+    monkeypatch.setattr(sensors, "read_lag", lambda *_: lagging(20))
+    (alert,), _ = world.tick()
+    assert alert["event"] == "lag_high"
+
+    def away(*_):
+        raise TransientError("Kafka does not answer")
+
+    monkeypatch.setattr(sensors, "read_lag", away)
+    run_id = world.run("in words")
+    (alert,), said = world.tick()
+    assert (alert["run_id"], said) == (run_id, "Kafka does not answer")
+    monkeypatch.setattr(sensors, "read_lag", lambda *_: lagging(20))
+    assert world.tick()[0] == [], "neither is told again"
 
 
 ALERT = Alert(id="run_failed:x", event="run_failed", summary="run x of refresh failed")

@@ -7,7 +7,7 @@ import time
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from game_events.cli.commands import continuous
+from game_events.cli import continuous
 from game_events.cli.dagster_run import JobResult
 from game_events.cli.output import Output
 from game_events.config.settings import load_settings

@@ -1,4 +1,4 @@
-"""Commands that look: tables, history, log.
+"""Commands that look, without Spark and Dagster.
 
 `game-events tables`: what is in the lakehouse, from the tables' logs alone.
 
@@ -9,11 +9,9 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
@@ -40,10 +38,12 @@ def tables(as_json: Json = False) -> None:
         if handle is None:
             continue
         actions = add_actions(handle)
+        counts = actions.column("num_records")
         entries.append(
             {
                 "table": table.name,
-                "rows": _rows(actions),
+                # Not known where a file is gone or damaged and has no statistics.
+                "rows": None if counts.null_count else int(pc.sum(counts).as_py() or 0),
                 "version": handle.version(),
                 "files": actions.num_rows,
                 "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
@@ -62,12 +62,6 @@ def tables(as_json: Json = False) -> None:
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
     output.result({"root": lakehouse.root, "tables": entries})
-
-
-def _rows(files: pa.Table) -> int | None:
-    """Rows of these files; None: not known, as one of them is gone or damaged and has no statistics."""
-    rows = files.column("num_records")
-    return None if rows.null_count else int(pc.sum(rows).as_py() or 0)
 
 
 def history(
@@ -106,9 +100,7 @@ def _line(entry: Version) -> str:
 
 #: Longer details are cut in the lines for people; `--json` has all of it.
 SHOWN_CHARS = 100
-
 _KINDS = (*KINDS, *COUNTER_KINDS)
-
 _CHOSEN = """
 SELECT * FROM events
 WHERE ($run IS NULL OR starts_with(run_id, $run)) AND ($kind IS NULL OR kind = $kind)
@@ -146,23 +138,15 @@ def log(
 def _run_line(event: dict[str, Any]) -> str:
     """`time run kind what: status, numbers; detail`."""
     what = " ".join(str(event[c]) for c in ("table", "name") if event[c]) or event["layer"] or ""
-    facts = ", ".join(_facts(event))
-    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {facts}"
+    facts = [event["status"]] if event["status"] else []
+    facts += [f"{n} {event[n]:,}" for n in ("rows", "table_rows", "lag", "delta_version") if event[n] is not None]
+    facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
+    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {', '.join(facts)}"
     # Errors of Spark are pages; py4j's begin with a line that says nothing.
     detail = re.sub(r"^(\w+: )?An error occurred while calling \S+ : ", r"\1", " ".join(_words(event["detail"]).split()))
     if len(detail) > SHOWN_CHARS:
         detail = detail[:SHOWN_CHARS] + "..."
     return harmless(f"{start}; {detail}" if detail else start)
-
-
-def _facts(event: dict[str, Any]) -> Iterator[str]:
-    if event["status"]:
-        yield event["status"]
-    for name in ("rows", "table_rows", "lag", "delta_version"):
-        if event[name] is not None:
-            yield f"{name} {event[name]:,}"
-    if event["seconds"] is not None:
-        yield f"{event['seconds']:.1f} s"
 
 
 def _words(detail: dict[str, Any] | None) -> str:

@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 
-from game_events.cli.commands.doctor import NO_LOGGER, NO_MONITORING, NO_POOLS, check_instance
 from game_events.cli.dagster_run import dagster_file
+from game_events.cli.run import NO_LOGGER, NO_MONITORING, NO_POOLS, check_instance
 from game_events.pipeline.runs.preflight import Hint
 
 OWN = dagster_file("dagster.yaml").read_text()
@@ -57,5 +57,5 @@ def test_an_instance_that_is_not_made_yet_lacks_nothing(tmp_path):
 
 
 def test_the_check_does_not_wait_for_dagster():
-    code = "import sys; import game_events.cli.commands.doctor; sys.exit('dagster' in sys.modules)"
+    code = "import sys; import game_events.cli.run; sys.exit('dagster' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,14 +15,13 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.system_tables import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
-from game_events.orchestration.alerts import Watch, send_own_alerts
 from game_events.orchestration.checks import build_checks
 from game_events.orchestration.resources import Graph, LakehouseResource, SparkResource
 from game_events.orchestration.runs import OWN_ALERTS
-from game_events.orchestration.sensors import build_sensor
 from game_events.pipeline.checks.table_checks import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.offsets import batch_info
+from game_events.plugins.alerts.sensors import ALERTS, DATA_ALARMS, Watch, send_own_alerts
 from game_events.sources.source import Gap, Partition
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
@@ -77,8 +76,8 @@ class World:
         """What one tick of both sensors told; results of checks are stored as the daemon does it."""
         self.later_s += later_s
         before = len(self.receiver.bodies)
-        alarms = build_sensor("data_alarms", Graph.of(), lambda: time.time() + self.later_s)
-        for one in (alarms, build_sensor("alerts", Graph.of())):
+        alarms = DATA_ALARMS.build(Graph.of(), lambda: time.time() + self.later_s)
+        for one in (alarms, ALERTS.build(Graph.of())):
             cursor = self.cursors.get(one.name)
             context = dg.build_sensor_context(self.instance, cursor=cursor, repository_def=self.repository)
             found = one(context)
