@@ -10,7 +10,7 @@ import pytest
 from game_events.spark.config import packed
 
 #: Modules with what workers unpickle.
-MODULES = ("decode", "fanout", "gold", "job")
+MODULES = ("decode", "fanout", "job", "rows", "rules")
 
 
 @pytest.mark.parametrize("module", MODULES)

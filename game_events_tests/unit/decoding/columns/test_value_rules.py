@@ -14,7 +14,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap, ColumnRules, Field, ValueRules
-from game_events.decoding.frame import Reason
+from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
@@ -300,8 +300,13 @@ def test_without_the_settings_no_value_becomes_null(choice):
 
 
 def test_the_setting_for_decimals_counts_without_other_settings(tmp_path):
-    catalog = SchemaCatalog(None, Lakehouse(str(tmp_path)), values=rules(decimal_messages="decimal"))
-    assert catalog.decimals
+    class Registry:
+        def fetch(self, schema_id):
+            return RegistrySchema(schema_id, "PROTOBUF", 'syntax = "proto3"; message Paid { string game_name = 1; }')
+
+    for choice in ("decimal", "struct"):
+        catalog = SchemaCatalog(Registry(), Lakehouse(str(tmp_path)), values=rules(decimal_messages=choice))
+        assert catalog.compiled(1).decimals is (choice == "decimal")
 
 
 @pytest.mark.parametrize("text", ["null", '{"a": "null"}', '{"a": null, "*": "quarantine"}'])
