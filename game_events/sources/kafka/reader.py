@@ -233,6 +233,8 @@ class _Assignment:
             yield from self._until_damage()
             if self._damage is not None:
                 yield self._passed(self._damage)
+                # Else the same batch is told of again, though its rows end with the range.
+                self._settle()
 
     def _assign(self, places: Mapping[int, int]) -> None:
         """Fetch these ranges from these offsets on, and nothing else."""

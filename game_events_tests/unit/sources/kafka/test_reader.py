@@ -50,13 +50,15 @@ class Broker:
         ends: end of each partition; the client tells of it behind the last message.
         known: texts of failures for `error_cb`.
         silent: nothing comes at all.
+        goes_astray: behind a damaged batch a consumer takes other bytes for the next one; else nothing comes behind it.
     """
 
-    def __init__(self, *messages, damaged=None, failure=None, ends=10**9, known=(), silent=False):
+    def __init__(self, *messages, damaged=None, failure=None, ends=10**9, known=(), silent=False, goes_astray=True):
         self.logs = defaultdict(list)
         for found in messages:
             self.logs[found.topic(), found.partition()].append(found)
         self.damaged, self.failure, self.ends, self.known, self.silent = damaged or {}, failure, ends, known, silent
+        self.goes_astray = goes_astray
         self.consumers = []
 
     def __call__(self, options):
@@ -73,6 +75,8 @@ class Broker:
         if bad is not None:
             error = KafkaError(KafkaError._BAD_COMPRESSION, "Decompression failed")
             yield Message(topic=topic, partition=partition, offset=begin, error=error)
+            if not self.goes_astray:
+                return
             # The client goes on behind it with what it takes for batches.
             yield Message(topic=topic, partition=partition, offset=10**15, error=KafkaError(KafkaError._NOT_IMPLEMENTED))
             yield Message(topic=topic, partition=partition, offset=10**15 + 1, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
@@ -288,8 +292,8 @@ def test_of_a_record_that_is_too_large_the_first_bytes_are_kept_with_its_size():
 BATCHES = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["good", "damaged", "damaged", "aborted"])), max_size=12)
 
 
-@given(batches=BATCHES, start=st.integers(0, 30), size=st.integers(1, 80), first=st.integers(0, 5))
-def test_each_offset_of_a_batch_that_cannot_be_read_is_a_row_and_all_other_records_come(batches, start, size, first):
+@given(batches=BATCHES, start=st.integers(0, 30), size=st.integers(1, 80), first=st.integers(0, 5), astray=st.booleans())
+def test_each_offset_of_a_batch_that_cannot_be_read_is_a_row_and_all_other_records_come(batches, start, size, first, astray):
     log, damaged, offset = [], [], first
     for count, kind in batches:
         if kind == "good":
@@ -297,7 +301,7 @@ def test_each_offset_of_a_batch_that_cannot_be_read_is_a_row_and_all_other_recor
         elif kind == "damaged":
             damaged.append((offset, offset + count))
         offset += count
-    broker = Broker(*log, damaged={("t", 0): damaged})
+    broker = Broker(*log, damaged={("t", 0): damaged}, goes_astray=astray)
     end = start + size
     rows = read(broker, Range(SPLITS[0], start, end), Range(SPLITS[1], 0, end))
     bad = {o for begin, behind in damaged for o in range(begin, behind)}
@@ -316,6 +320,11 @@ def test_a_row_of_a_batch_that_cannot_be_read_says_what_to_do():
         assert (row["value"], row["key"], row["headers"], row["timestamp"]) == (None, None, None, None)
         for said in ("offsets 1 to 4", "Decompression failed", "receive.message.max.bytes", "GAME_EVENTS_KAFKA_OPTIONS"):
             assert said in row["detail"]
+
+
+def test_of_a_batch_that_ends_behind_the_range_the_rows_end_with_the_range():
+    broker = Broker(message(0), damaged={("t", 0): [(1, 9)]}, goes_astray=False)
+    assert places(read(broker, Range(SPLITS[0], 0, 5))) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4)]
 
 
 def test_a_batch_behind_the_range_that_cannot_be_read_is_not_looked_at():
