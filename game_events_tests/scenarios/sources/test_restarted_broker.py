@@ -14,7 +14,6 @@ from game_events.config.settings import Settings, load_settings
 from game_events.errors import TransientError
 from game_events.plugins.local.servers import local_stack
 from game_events.sources.factory import make_source
-from game_events.sources.kafka import reader
 from game_events.sources.source import MicroBatch, ReadNotes
 from game_events_tests.support.servers.own_stack import OwnStack
 from game_events_tests.support.worlds.topics import make_topic
@@ -44,7 +43,7 @@ def settings(broker: OwnStack) -> Settings:
 def test_a_reading_goes_on_when_its_broker_is_back_and_else_says_what_is_missing(
     settings: Settings, broker: OwnStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BATCH_RECORDS", 100)
+    monkeypatch.setattr("game_events.sources.source.BATCH_RECORDS", 100)
     source = make_source(settings)
     now = source.snapshot()
     # Few records are fetched ahead.

@@ -32,14 +32,16 @@ CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_R
 
 PLUGINS = "spark.plugins"
 
+#: The job of a killed client ends after so long without requests for its results; a living one asks within 10 s.
+DETACHED_S = 30
+
 
 def server_config(port: int) -> dict[str, str]:
     """Settings of the server, added to those of the application."""
     return {
         "spark.connect.grpc.binding.address": HOST,
         "spark.connect.grpc.binding.port": str(port),
-        # The job of a killed client ends after so long without requests for its results; a living one asks within 10 s.
-        "spark.connect.execute.manager.detachedTimeout": "30s",
+        "spark.connect.execute.manager.detachedTimeout": f"{DETACHED_S}s",
         "spark.connect.execute.manager.maintenanceInterval": "5s",
         "spark.connect.execute.reattachable.senderMaxStreamDuration": "10s",
         # Idle sessions cost little; those of killed clients end then. A continuous run creates a new one.
