@@ -411,11 +411,7 @@ def decide(
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
     left = {game: decision for game, decision in planned.items() if game not in moved}
-    due = {
-        game: decision
-        for game, decision in left.items()
-        if decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0)
-    }
+    due = _to_commit(before, left)
     if not due:
         return None, moved
     try:
@@ -426,6 +422,15 @@ def decide(
     pipeline.tables.publish(pipeline.quarantine, landed.handle)
     failpoints.reach("rejections_decided")
     return landed, moved
+
+
+def _to_commit(before: Decisions, planned: Mapping[str, RejectionDecision]) -> dict[str, RejectionDecision]:
+    """The planned decisions that change something."""
+    return {
+        game: decision
+        for game, decision in planned.items()
+        if decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0)
+    }
 
 
 def _decided_meanwhile(before: Decisions, now: Decisions, games: Iterable[str]) -> set[str]:

@@ -158,10 +158,13 @@ class _Names:
         for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in self._own)):
             if game is not None and game in self._all_games:
                 return [(layer, frozenset({game}))]
+        raise self._unknown(option, word)
+
+    def _unknown(self, option: str, word: str) -> ConfigurationError:
         called = self._pipeline.settings.names
         template = f"{{{called.entity}}}"
         keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in self._own))
-        raise ConfigurationError(
+        return ConfigurationError(
             f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
             f"{', '.join(name for name in self.wholes if name not in REFRESHED)}, and the tables "
             f"{', '.join(map(called.name_of, keys))}; {self._what_games()}"
