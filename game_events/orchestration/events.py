@@ -150,7 +150,7 @@ def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: 
 def _longest_without(
     instance: DagsterInstance, of_games: Sequence[TableReport], keys: Keys, most: int
 ) -> Iterator[TableReport]:
-    """Tables that have waited longest for an event, and those that count past `most`."""
+    """Tables that have waited longest for an event; past `most` those that never had one, or may be shown as failed until now."""
     newest_events = {}
     failed = {}
     for layer in {entry.layer for entry in of_games}:

@@ -350,10 +350,7 @@ class Decisions:
             else:
                 mixed.append(file["path"])
         if mixed:
-            rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
-            if "game" in rows.column_names:
-                is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
-                rejected.update(rows.filter(is_held)["game"].drop_null().to_pylist())
+            rejected.update(_rejected_in(self.table, self.handle, mixed))
         return rejected
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
@@ -388,6 +385,16 @@ class Rewritten:
 
     files: Sequence[StagedFile] = ()
     paths: frozenset[str] = frozenset()
+
+
+def _rejected_in(table: Table, quarantine: DeltaTable, files: list[str]) -> list[str]:
+    """The game of each rejected row in some files."""
+    rows = read_arrow(table, quarantine, ["layer", "game", "replayed_batch"], files)
+    if "game" not in rows.column_names:
+        return []
+    is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
+    games: list[str] = rows.filter(is_held)["game"].drop_null().to_pylist()
+    return games
 
 
 def decide(
