@@ -150,7 +150,7 @@ def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: 
 def _longest_without(
     instance: DagsterInstance, of_games: Sequence[TableReport], keys: Keys, most: int
 ) -> Iterator[TableReport]:
-    """Tables that have waited longest for an event; past `most` those that never had one, or may be shown as failed until now."""
+    """Tables that have waited longest for an event; past `most` those without any, or that may be shown as failed."""
     newest_events = {}
     failed = {}
     for layer in {entry.layer for entry in of_games}:
