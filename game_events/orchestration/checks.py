@@ -370,10 +370,7 @@ def read_status(
     failed = sorted(k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED)
     if failed:
         troubles.append(f"checks that fail: {some(failed)}")
-    for job in JOBS:
-        for run in own.runs(instance, 1, job_name=keys.named(job)):
-            if run.status == dg.DagsterRunStatus.FAILURE:
-                troubles.append(f"the newest run of {job} failed ({run.run_id[:8]})")
+    troubles += _failed_runs(keys, instance, own)
     text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
     return dg.AssetCheckEvaluation(
         asset_key=_status_key(keys),
@@ -383,6 +380,14 @@ def read_status(
         description=as_text("; ".join(troubles) or "everything is well"),
         metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
     )
+
+
+def _failed_runs(keys: Keys, instance: DagsterInstance, own: OwnRuns) -> Iterator[str]:
+    """Jobs whose newest run failed."""
+    for job in JOBS:
+        for run in own.runs(instance, 1, job_name=keys.named(job)):
+            if run.status == dg.DagsterRunStatus.FAILURE:
+                yield f"the newest run of {job} failed ({run.run_id[:8]})"
 
 
 def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:

@@ -87,10 +87,7 @@ class EventThrottle:
         now = self._clock()
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
-            tables = len(self._reported_at.keys() - {BRONZE})
-            interval = {False: EVENT_S, True: max(EVENT_S, EVENT_S_BY_GAME * tables)}
-            due_now = [e for e in waiting if now - self._last_event(e) >= interval[e.game is not None]]
-            ready = waiting if everything else due_now[: self._at_once]
+            ready = waiting if everything else self._whose_turn_it_is(waiting, now)
             if not ready:
                 return None
             names = {entry.table for entry in ready}
@@ -111,6 +108,12 @@ class EventThrottle:
         """Take back what was handed out and could not be reported."""
         with self._lock:
             self._pending = report.merge(self._pending)
+
+    def _whose_turn_it_is(self, waiting: Sequence[TableReport], now: float) -> list[TableReport]:
+        """Tables whose last event is long enough ago, no more than may have one at once."""
+        tables = len(self._reported_at.keys() - {BRONZE})
+        interval = {False: EVENT_S, True: max(EVENT_S, EVENT_S_BY_GAME * tables)}
+        return [e for e in waiting if now - self._last_event(e) >= interval[e.game is not None]][: self._at_once]
 
     def _last_event(self, entry: TableReport) -> float:
         return self._reported_at.get(_group(entry), float("-inf"))

@@ -94,12 +94,12 @@ def partition_events(
     add_games(context.instance, report, keys)
     changed = [entry for entry in report.of(layer) if entry.error is None]
     failed = [entry for entry in report.of(layer) if entry.error is not None]
-    metadata = {t.game: table_metadata(t, report, keys) for t in (*changed, *unchanged) if t.game is not None}
+    metadata = _metadata_by_game((*changed, *unchanged), report, keys)
     requested = set(context.partition_keys) - {entry.game for entry in failed}
     absent = sorted(requested - metadata.keys())
     if absent:
         context.log.warning(f"no table, as no rows of it are there: {some(absent)}")
-        metadata |= {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in absent}
+        metadata |= _metadata_of_absent(absent)
     if failed:
         # The one output of a run over several games would mark all of them.
         for game in sorted(requested):
@@ -109,6 +109,14 @@ def partition_events(
         context.add_asset_metadata(of_game, key, partition_key=game)
     numbers = {"games_changed": len(changed), "games_requested": len(context.partition_keys)}
     yield dg.MaterializeResult(key, metadata=numbers)
+
+
+def _metadata_of_absent(games: Iterable[str]) -> dict[str, dict[str, Any]]:
+    return {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in games}
+
+
+def _metadata_by_game(entries: Iterable[TableReport], report: RunResult, keys: Keys) -> dict[str, dict[str, Any]]:
+    return {t.game: table_metadata(t, report, keys) for t in entries if t.game is not None}
 
 
 def fail_for(failed: list[TableReport]) -> None:
@@ -135,6 +143,14 @@ def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: 
     of_games = [entry for entry in entries if entry.game is not None]
     if len(of_games) <= most:
         return list(entries)
+    chosen = set(map(id, _longest_without(instance, of_games, keys, most)))
+    return [entry for entry in entries if entry.game is None or id(entry) in chosen]
+
+
+def _longest_without(
+    instance: DagsterInstance, of_games: Sequence[TableReport], keys: Keys, most: int
+) -> Iterator[TableReport]:
+    """Tables that have waited longest for an event; past `most` those without any, or that may be shown as failed."""
     newest_events = {}
     failed = {}
     for layer in {entry.layer for entry in of_games}:
@@ -147,9 +163,8 @@ def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: 
         return newest_events[entry.layer].get(str(entry.game), 0)
 
     by_age = sorted(of_games, key=newest_event)
-    waiting = [entry for entry in by_age[most:] if not newest_event(entry) or entry.game in failed[entry.layer]]
-    chosen = {id(entry) for entry in (*by_age[:most], *waiting)}
-    return [entry for entry in entries if entry.game is None or id(entry) in chosen]
+    yield from by_age[:most]
+    yield from (entry for entry in by_age[most:] if not newest_event(entry) or entry.game in failed[entry.layer])
 
 
 def summaries(entries: Sequence[TableReport], chosen: Sequence[TableReport], keys: Keys) -> list[dg.AssetObservation]:
@@ -194,19 +209,29 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         "new_columns": ", ".join(entry.new_columns) or None,
     }
     if whole or entry.new or entry.new_columns:
-        comments = {name: as_text(comment) for name, comment in entry.comments.items()}
-        columns = [dg.TableColumn(name, type=kind, description=comments.get(name)) for name, kind in entry.columns]
-        metadata["dagster/column_schema"] = dg.TableSchema(columns)
-    if entry.violations is not None:
-        metadata |= {"violations": dict(entry.violations), **_plotted("violations", entry.violations)}
-    if entry.violations is not None and entry.layer == "silver":
-        metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
+        metadata["dagster/column_schema"] = _column_schema(entry)
+    metadata |= _violation_metadata(entry)
     metadata |= _layer_metadata(entry.layer, report)
     if whole and entry.layer in report.seconds:
         seconds = report.seconds[entry.layer]
         metadata["layer_seconds"] = round(seconds, 3)
         metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
     return {key: value for key, value in metadata.items() if value is not None}
+
+
+def _column_schema(entry: TableReport) -> dg.TableSchema:
+    comments = {name: as_text(comment) for name, comment in entry.comments.items()}
+    return dg.TableSchema([dg.TableColumn(name, type=kind, description=comments.get(name)) for name, kind in entry.columns])
+
+
+def _violation_metadata(entry: TableReport) -> dict[str, Any]:
+    """Rows that violate rules; nothing for a table without rules."""
+    if entry.violations is None:
+        return {}
+    metadata: dict[str, Any] = {"violations": dict(entry.violations), **_plotted("violations", entry.violations)}
+    if entry.layer == "silver":
+        metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
+    return metadata
 
 
 def _layer_metadata(layer: str, report: RunResult) -> dict[str, Any]:
@@ -273,12 +298,16 @@ def latency_table(latency: Mapping[str, Histogram]) -> str:
     for name, share in (("p50", 0.5), ("p95", 0.95)):
         lines.append(f"| {name} | " + " | ".join(f"{latency[layer].percentile(share):.1f}" for layer in layers) + " |")
     for below, bound in pairwise((0.0, *bounds)):
-        rows = [sum(n for upper, n in latency[layer].buckets() if below < upper <= bound) for layer in layers]
-        shares = [number / latency[layer].total for number, layer in zip(rows, layers, strict=True)]
-        cells = [f"{'█' * round(20 * share)} {share:.1%}" if share else "" for share in shares]
+        cells = _bars([latency[layer] for layer in layers], below, bound)
         if any(cells):
             lines.append(f"| {below:g} to {bound:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _bars(layers: Iterable[Histogram], below: float, bound: float) -> list[str]:
+    """For each layer the share of its rows that took longer than `below` seconds and at most `bound`."""
+    shares = [sum(n for upper, n in times.buckets() if below < upper <= bound) / times.total for times in layers]
+    return [f"{'█' * round(20 * share)} {share:.1%}" if share else "" for share in shares]
 
 
 #: Failed games that each run plans again, so that their partitions name the newest run.

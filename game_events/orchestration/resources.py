@@ -289,12 +289,8 @@ class TableLoader(dg.ConfigurableIOManager):
         kind = context.dagster_type.typing_type
         lakehouse = Lakehouse.of(settings)
         keys = Keys.of(settings)
-        games: list[str | None] = [*context.asset_partition_keys] if context.has_asset_partitions else [None]
         by_game = get_origin(kind) is dict
-        if by_game:
-            games = [game for game in games if game is None or is_game(game)]
-        elif len(games) != 1:
-            raise ConfigurationError(f"input {context.name} is {len(games)} tables: annotate it with dict[str, ...]")
+        games = _games_of_input(context, by_game=by_game)
         tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in games}
         handles = _opened(settings, tables)
         if by_game:
@@ -335,6 +331,16 @@ class TableLoader(dg.ConfigurableIOManager):
             f"{what} cannot be loaded as {package}.{name}: annotate the parameter with {handles}"
             "pyarrow.Table, polars.DataFrame or LazyFrame, pandas.DataFrame, or pyspark.sql.DataFrame"
         )
+
+
+def _games_of_input(context: dg.InputContext, *, by_game: bool) -> list[str | None]:
+    """The games of the input's partitions, exactly one unless it is loaded by game; None: the asset has no partitions."""
+    games: list[str | None] = [*context.asset_partition_keys] if context.has_asset_partitions else [None]
+    if by_game:
+        return [game for game in games if game is None or is_game(game)]
+    if len(games) != 1:
+        raise ConfigurationError(f"input {context.name} is {len(games)} tables: annotate it with dict[str, ...]")
+    return games
 
 
 def _scanned(table: Table, handle: DeltaTable) -> Any:  # noqa: ANN401 - a LazyFrame of Polars

@@ -211,9 +211,14 @@ def is_gone(tag: str | None) -> bool:
         return True  # the machine was restarted since
     if process["namespace"] and process["namespace"] != _namespace():
         return False
+    return _has_ended(int(process["pid"]), int(process["started"]))
+
+
+def _has_ended(pid: int, started: int) -> bool:
+    """Whether the process of this machine with this id is none, or another one that began at another time."""
     try:
-        there = psutil.Process(int(process["pid"]))
-        return there.status() == psutil.STATUS_ZOMBIE or abs(there.create_time() - int(process["started"])) > SLACK_S
+        there = psutil.Process(pid)
+        return there.status() == psutil.STATUS_ZOMBIE or abs(there.create_time() - started) > SLACK_S
     except psutil.NoSuchProcess:
         return True
 
@@ -300,12 +305,15 @@ def _unneeded_runs(
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
     for runs in () if searched_just_now else pages:
         needed = needed or _with_newest_events(instance, checks)
-        # Whether continuous mode is on, for one, is read from its newest run.
-        for job in {run.job_name for run in runs}:
-            needed |= {run.run_id for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
+        needed |= _newest_of_jobs(instance, own, {run.job_name for run in runs})
         yield from [run.run_id for run in runs if run.run_id not in needed]
     if needed:
         instance.daemon_cursor_storage.set_cursor_values({key: str(now)})
+
+
+def _newest_of_jobs(instance: DagsterInstance, own: OwnRuns, jobs: Iterable[str]) -> set[str]:
+    """Id of each job's newest run: whether continuous mode is on, for one, is read from it."""
+    return {run.run_id for job in jobs for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
 
 
 def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime, page: int) -> Iterator[Sequence[DagsterRun]]:

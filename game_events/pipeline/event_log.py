@@ -163,14 +163,8 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += _read(report)
     rows += [_table(entry, report, settings) for entry in report.tables]
     rows += _counts(report, names)
-    for rule in report.rules.values():
-        if rule.violated:  # not of all: rules x games, in every run
-            counts = {"rows": rule.violated, "detail": {"rows_checked": rule.rows}}
-            rows.append(_row("rule", rule.layer, game=rule.game, name=rule.rule, status=rule.action) | counts)
-    for gap in report.gaps:
-        name = f"{gap.topic}[{gap.partition}]"
-        missing = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
-        rows.append(_row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=missing))
+    rows += _rules(report)
+    rows += _gaps(report, names)
     rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
     for part in report.parts.values():
         rows += part.event_rows()
@@ -205,6 +199,20 @@ def _counts(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
                 yield _row(event.kind, event.layer, table=table, name=name, rows=rows)
 
 
+def _rules(report: RunResult) -> Iterator[dict[str, Any]]:
+    for rule in report.rules.values():
+        if rule.violated:  # not of all: rules x games, in every run
+            counts = {"rows": rule.violated, "detail": {"rows_checked": rule.rows}}
+            yield _row("rule", rule.layer, game=rule.game, name=rule.rule, status=rule.action) | counts
+
+
+def _gaps(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
+    for gap in report.gaps:
+        name = f"{gap.topic}[{gap.partition}]"
+        missing = {"from": gap.start, "to": gap.end, "topic_id": gap.topic_id}
+        yield _row("gap", "bronze", table=names.name_of(BRONZE), name=name, rows=gap.offsets, detail=missing)
+
+
 def _check(check: CheckResult, settings: Settings) -> dict[str, Any]:
     detail = {"summary": without_secrets(check.summary, settings)} | ({} if check.passed else {"counts": dict(check.counts)})
     status = "passed" if check.passed else FAILED if check.wrong_rows else "warned"
@@ -229,18 +237,21 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
-    status = STOPPED if run.stopped else SUCCEEDED
-    if report.errors or (run.error is not None and not run.stopped):
-        status = FAILED
     return _row(
         "run",
         name=run.job,
         rows=report.rows("bronze"),
         lag=sum(report.lag.values()) if report.lag else None,
         seconds=round(run.seconds, 3),
-        status=status,
+        status=_status(report, run),
         detail=detail,
     )
+
+
+def _status(report: RunResult, run: RunFacts) -> str:
+    if report.errors or (run.error is not None and not run.stopped):
+        return FAILED
+    return STOPPED if run.stopped else SUCCEEDED
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:

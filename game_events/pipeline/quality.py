@@ -350,10 +350,7 @@ class Decisions:
             else:
                 mixed.append(file["path"])
         if mixed:
-            rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
-            if "game" in rows.column_names:
-                is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
-                rejected.update(rows.filter(is_held)["game"].drop_null().to_pylist())
+            rejected.update(_rejected_in(self.table, self.handle, mixed))
         return rejected
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
@@ -390,6 +387,16 @@ class Rewritten:
     paths: frozenset[str] = frozenset()
 
 
+def _rejected_in(table: Table, quarantine: DeltaTable, files: list[str]) -> list[str]:
+    """The game of each rejected row in some files."""
+    rows = read_arrow(table, quarantine, ["layer", "game", "replayed_batch"], files)
+    if "game" not in rows.column_names:
+        return []
+    is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
+    games: list[str] = rows.filter(is_held)["game"].drop_null().to_pylist()
+    return games
+
+
 def decide(
     pipeline: Pipeline, before: Decisions, planned: Mapping[str, RejectionDecision], rewritten: Rewritten = Rewritten()
 ) -> tuple[Landed | None, set[str]]:
@@ -411,11 +418,7 @@ def decide(
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
     left = {game: decision for game, decision in planned.items() if game not in moved}
-    due = {
-        game: decision
-        for game, decision in left.items()
-        if decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0)
-    }
+    due = _to_commit(before, left)
     if not due:
         return None, moved
     try:
@@ -426,6 +429,15 @@ def decide(
     pipeline.tables.publish(pipeline.quarantine, landed.handle)
     failpoints.reach("rejections_decided")
     return landed, moved
+
+
+def _to_commit(before: Decisions, planned: Mapping[str, RejectionDecision]) -> dict[str, RejectionDecision]:
+    """The planned decisions that change something."""
+    return {
+        game: decision
+        for game, decision in planned.items()
+        if decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0)
+    }
 
 
 def _decided_meanwhile(before: Decisions, now: Decisions, games: Iterable[str]) -> set[str]:

@@ -141,17 +141,8 @@ def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: Del
     if quarantine is not None:
         quarantine = refuse_restored(pipeline.quarantine, quarantine)
         if listed is not None:
-            actions = add_actions(quarantine)
-            of_bronze = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
-            rewritten = frozenset(map(str, of_bronze.column("path").to_pylist()))
-    files: list[StagedFile] = []
-    if listed is not None and (listed.files or rewritten):
-        try:
-            files = _stage(pipeline, listed, rewritten)
-        except (PySparkException, Py4JJavaError) as error:
-            if read_list(pipeline.quarantine, ticket) is None:
-                raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
-            raise
+            rewritten = _files_of_bronze(quarantine)
+    files = _stage_listed(pipeline, listed, rewritten, ticket)
     done = Txn.FULL_REFRESH.of(table_id(bronze))
     ends = {partition.app: end for partition, end in listed.ends.items()} if listed is not None else {}
     # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
@@ -165,6 +156,29 @@ def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: Del
     report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, incarnation(bronze))
     if listed is not None:
         forget(pipeline.quarantine, ticket, listed.files)
+
+
+def _files_of_bronze(quarantine: DeltaTable) -> frozenset[str]:
+    """Paths of the files that may have undecodable rows."""
+    actions = add_actions(quarantine)
+    of_bronze = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+    return frozenset(map(str, of_bronze.column("path").to_pylist()))
+
+
+def _stage_listed(pipeline: Pipeline, listed: ResetList | None, rewritten: frozenset[str], ticket: int) -> list[StagedFile]:
+    """The files of `_stage`; none without a list.
+
+    Raises:
+        ConflictError: a concurrent run deleted the listed files, as it has finished this refresh.
+    """
+    if listed is None or not (listed.files or rewritten):
+        return []
+    try:
+        return _stage(pipeline, listed, rewritten)
+    except (PySparkException, Py4JJavaError) as error:
+        if read_list(pipeline.quarantine, ticket) is None:
+            raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
+        raise
 
 
 def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:

@@ -18,6 +18,7 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -219,9 +220,13 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     report.add(BronzeResult(nulled=staged.nulled))
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, plan.schema, batch, known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
-    kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
     new_columns = [name for name in plan.schema.names if name not in before]
-    return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
+    return Redecoded(landed.rows, _kept(staged), new_columns, pipeline.catalog.other_types(staged.undecoded))
+
+
+def _kept(staged: StagedRows) -> Counter[str]:
+    """Rows that stay as they are, by reason."""
+    return Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
 
 
 def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
@@ -253,10 +258,8 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     if quarantine is None or bronze is None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
-    # Without those whose replay left all these rows.
-    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
     try:
-        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
+        known = frozenset(i for i in _untried(quarantine, ids) if pipeline.catalog.knows(i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
@@ -265,6 +268,11 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
+
+
+def _untried(quarantine: DeltaTable, ids: Counter[SchemaId]) -> Iterator[SchemaId]:
+    """Those with most rows, without those whose replay left all these rows."""
+    return (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:

@@ -13,10 +13,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
+from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, StructType
 
 from game_events.decoding.columns import type_name
 from game_events.errors import first_few
+from game_events.extending import GoldAggregate
 from game_events.lakehouse.commits.group import for_games, opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, counter, silver_app, txn
 from game_events.lakehouse.data.columns import has_decoded_columns
@@ -96,10 +97,7 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     # Others in each run.
     chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
     aggregate = player_agg(pipeline.settings)
-    # In the layout `partitioned` it is gold itself.
-    unified = None if pipeline.lakehouse.is_partitioned else pipeline.lakehouse.table(UNIFIED).open_to_read()
-    if unified is not None and not (is_current(unified, aggregate) and unified.metadata().partition_columns):
-        unified = None
+    unified = _unified(pipeline, aggregate)
     all_gold = opened(chosen, pipeline.lakehouse.gold)
     all_silver = opened(chosen, pipeline.lakehouse.silver)
     sample = _Tables({}, {}, {}, unified, [])
@@ -116,6 +114,14 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
         if unified is not None and txn(unified, gold_app(gold)) == gold.version():
             sample.current.append(game)
     return sample
+
+
+def _unified(pipeline: Pipeline, aggregate: GoldAggregate) -> DeltaTable | None:
+    """The unified table, if it can be compared; in the layout `partitioned` it is gold itself."""
+    unified = None if pipeline.lakehouse.is_partitioned else pipeline.lakehouse.table(UNIFIED).open_to_read()
+    if unified is None or not (is_current(unified, aggregate) and unified.metadata().partition_columns):
+        return None
+    return unified
 
 
 def _read_by_delta(pipeline: Pipeline, gold: Mapping[str, DeltaTable]) -> DataFrame:
@@ -176,13 +182,20 @@ def _files(
 
     `wanted` are columns; None: the columns of all tables. `asked` are columns that are NULL where no table has them.
     """
-    schemas = [spark_schema(table.schema()) for table in tables.values()]
-    # Of a column that two of them have the later one counts.
-    known = [asked or StructType(), StructType() if wanted is None else schemas[0], merged_columns(schemas)[0]]
-    fields = {f.name: f for columns in known for f in columns.fields if wanted is None or f.name in wanted}
+    fields = _fields(tables, wanted, asked)
     uris = [uri for table in tables.values() for uri in files_with(table)]
     rows = read_files(pipeline.spark, uris, StructType(list(fields.values())))
     return rows.select(game_of_file(uris, pattern).alias("_game"), *map(F.col, map(quoted, wanted or fields)))
+
+
+def _fields(
+    tables: Mapping[str, DeltaTable], wanted: tuple[str, ...] | None, asked: StructType | None
+) -> dict[str, StructField]:
+    """Name -> column, of those that `_files` reads."""
+    schemas = [spark_schema(table.schema()) for table in tables.values()]
+    # Of a column that two of them have the later one counts.
+    known = [asked or StructType(), StructType() if wanted is None else schemas[0], merged_columns(schemas)[0]]
+    return {f.name: f for columns in known for f in columns.fields if wanted is None or f.name in wanted}
 
 
 def _compared(rows: DataFrame, pipeline: Pipeline, current: list[str]) -> DataFrame:

@@ -262,8 +262,7 @@ def _of_later_rows(
     """
     identity = BronzeIdentity.of(before)
     earlier = state.counted
-    looked_at = {game for game, batch in state.games.items() if batch > earlier.batch}
-    looked_at |= state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
+    looked_at = _looked_at(state, changed)
     tables = opened(looked_at, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     # After progress and these tables, so that it has every batch that they have.
     bronze = pipeline.open_bronze()
@@ -275,7 +274,7 @@ def _of_later_rows(
     taken |= {game: batch for game, batch in state.games.items() if game not in looked_at}
     decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
     counts = count(pipeline, bronze, decisions, taken, settled, earlier.batch)
-    waiting = {game for game, rows in counts.pending.items() if rows and game is not None} - tables.keys()
+    waiting = _games_with_pending(counts) - tables.keys()
     tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     if any(identity.taken(tables.get(game)) != taken[game] for game in waiting):
         return None
@@ -283,9 +282,23 @@ def _of_later_rows(
     counts.held.update({game: decisions.rejected_rows.get(game, 0) for game in tables})
     unchanged = {game: earlier.games[game] for game in taken.keys() & earlier.games.keys() - tables.keys()}
     result = _compared(pipeline, _Counted(bronze, decisions, tables, counts, settled, unchanged))
-    for game, handle in tables.items():
-        pipeline.tables.publish(pipeline.lakehouse.silver(game), handle)
+    _publish(pipeline, tables)
     return replace(result, counted_before=earlier.batch)
+
+
+def _publish(pipeline: Pipeline, silver: Mapping[str, DeltaTable]) -> None:
+    for game, handle in silver.items():
+        pipeline.tables.publish(pipeline.lakehouse.silver(game), handle)
+
+
+def _looked_at(state: Progress, changed: Collection[str]) -> set[str]:
+    """Games whose tables are opened: with news since the earlier check, changed, or failed."""
+    with_news = {game for game, batch in state.games.items() if batch > state.counted.batch}
+    return with_news | (state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)})
+
+
+def _games_with_pending(counts: RowCounts) -> set[str]:
+    return {game for game, rows in counts.pending.items() if rows and game is not None}
 
 
 def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count: RowCounter) -> Reconciliation:
@@ -321,6 +334,13 @@ class _Counted:
 
 def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
     """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up."""
+    result = _added_up(pipeline, counted, _counts_by_game(counted))
+    if result.passed:
+        _keep(pipeline, counted)
+    return result
+
+
+def _counts_by_game(counted: _Counted) -> dict[str, GameCounts]:
     rows = counted.rows
     games = {
         game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_rejected(table), rows.held[game])
@@ -330,9 +350,15 @@ def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
         silver = before.rows - before.dropped - before.quarantined
         held = counted.decisions.rejected_rows.get(game, 0)
         games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, held)
+    return games
+
+
+def _added_up(pipeline: Pipeline, counted: _Counted, games: Mapping[str, GameCounts]) -> Reconciliation:
+    """The sums over all games; those with a transformation of their own apart."""
+    rows = counted.rows
     transformed = {game: counts for game, counts in games.items() if pipeline.extensions.transformed(game)}
     compared = {game: counts for game, counts in games.items() if game not in transformed}
-    result = Reconciliation(
+    return Reconciliation(
         bronze=row_count(counted.bronze),
         silver=sum(counts.silver for counts in compared.values()),
         quarantine=row_count(counted.decisions.handle),
@@ -343,9 +369,6 @@ def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
         wrong={game: counts for game, counts in compared.items() if not counts.balanced},
         transformed=transformed,
     )
-    if result.passed:
-        _keep(pipeline, counted)
-    return result
 
 
 def _keep(pipeline: Pipeline, counted: _Counted) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -209,11 +210,9 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
     history = handle.history(recent)
     erased = erased_rows(history)
-    # Not of the history: commits newer than the handle, and those before a full refresh, which reads their offsets again.
     first = incarnation(handle)
     newest = counter(handle, Txn.BATCH)
-    of_table = [c for c in map(bronze_commit, history) if c is not None and first <= c.batch <= newest]
-    commits = sorted(of_table, key=lambda commit: commit.batch)
+    commits = _commits_of_table(history, first, newest)
     faults = [*_batch_faults(commits, newest), *_range_faults(handle, commits), *_rows(handle, commits, erased)]
     missing = missing_files(pipeline.bronze, handle) if recent is None else []
     if missing:
@@ -224,9 +223,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         "commits": len(commits),
         "from_batch": oldest,
         "offsets_read": read,
-        "rows_committed": sum(commit.rows for commit in commits),
-        "quarantined_rows": sum(commit.quarantined for commit in commits),
-        "suppressed_records": sum(commit.suppressed for commit in commits),
+        **_sums(commits),
         "erased_rows": sum(erased.values()),
         "faults": len(faults),
     }
@@ -243,6 +240,23 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         version=handle.version(),
         covers=WHOLE if recent is None else NEW,
     )
+
+
+def _commits_of_table(history: Iterable[Mapping[str, Any]], first: int, newest: int) -> list[BronzeCommit]:
+    """Bronze's commits of these batches, by batch.
+
+    Left out are commits newer than the handle, and those before a full refresh, which reads their offsets again.
+    """
+    of_table = [c for c in map(bronze_commit, history) if c is not None and first <= c.batch <= newest]
+    return sorted(of_table, key=lambda commit: commit.batch)
+
+
+def _sums(commits: Sequence[BronzeCommit]) -> dict[str, int]:
+    return {
+        "rows_committed": sum(commit.rows for commit in commits),
+        "quarantined_rows": sum(commit.quarantined for commit in commits),
+        "suppressed_records": sum(commit.suppressed for commit in commits),
+    }
 
 
 def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
@@ -276,6 +290,12 @@ def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[s
                 places = f"offsets {min(start, last)} to {max(start, last)}"
                 faults.append(f"{partition}: {places} {what} before batch {commit.batch}")
             reached[partition] = end
+    return faults + _end_faults(handle, reached)
+
+
+def _end_faults(handle: DeltaTable, reached: Mapping[Partition, int]) -> list[str]:
+    """Partitions whose commits do not end at the table's next offset."""
+    faults: list[str] = []
     for partition, last in reached.items():
         next_offset = handle.transaction_version(partition.app)
         if next_offset != last:
@@ -306,13 +326,18 @@ def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[i
     inside = _sum(rows, pc.greater_equal(actions.column("min._batch"), first))
     # A compacted file may hold older batches too.
     touching = _sum(rows, pc.fill_null(pc.greater_equal(actions.column("max._batch"), first), True))
-    # An erasure is no older than the batches that it took rows from: those of `with_data` are all in the history.
-    committed = sum(commit.rows for commit in with_data)
-    committed -= sum(number for batch, number in erased.items() if batch >= first)
+    committed = _rows_committed(with_data, erased)
     if inside <= committed <= touching:
         return []
     held = f"{inside}" if inside == touching else f"{inside} to {touching}"
     return [f"the batches since {first} were committed with {committed} rows, the table holds {held} of them"]
+
+
+def _rows_committed(commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> int:
+    """Rows of these commits, by batch, without those erased since."""
+    # An erasure is no older than the batches that it took rows from: those of `commits` are all in the history.
+    gone = sum(number for batch, number in erased.items() if batch >= commits[0].batch)
+    return sum(commit.rows for commit in commits) - gone
 
 
 def _sum(rows: pa.ChunkedArray, which: pa.ChunkedArray) -> int:

@@ -276,10 +276,14 @@ def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) ->
         if before is None or table.error is not None:
             entries[key] = table
         else:
-            # Gold of a game is replaced, and copied to the unified table: rows of two refreshes are no sum.
-            replaced = table.layer == Layer.UNIFIED or is_gold(table.layer)
-            entries[key] = merge(replace(before, rows=0) if replaced else before, table)
+            entries[key] = _merged_commits(before, table)
     return list(entries.values())
+
+
+def _merged_commits(before: TableReport, table: TableReport) -> TableReport:
+    # Gold of a game is replaced, and copied to the unified table: rows of two refreshes are no sum.
+    replaced = table.layer == Layer.UNIFIED or is_gold(table.layer)
+    return merge(replace(before, rows=0) if replaced else before, table)
 
 
 @dataclass(frozen=True)
@@ -520,24 +524,33 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
         """For `--json`: plain types only."""
         layers = [*REPORTED, *sorted({t.layer for t in self.tables} - set(REPORTED))]
         committed = [t for t in self.tables if t.error is None]
-        games: dict[str, dict[str, int]] = {game: {} for game in sorted({t.game for t in self.tables if t.game})}
-        for table in committed:
-            if table.game:
-                games[table.game][table.layer] = table.rows
         shown = {
             "success": self.success,
             "rows": {str(layer): self.rows(layer) for layer in layers},
-            "games": games,
+            "games": self._rows_by_game(committed),
             "dropped": sum(t.dropped for t in self.tables),
             "quarantined_by_rules": sum(t.quarantined for t in self.tables),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "tables": {t.table: t.location for t in committed},
         }
+        return shown | self._json_of_fields() | {key: part.to_dict() for key, part in self.parts.items()}
+
+    def _rows_by_game(self, committed: Iterable[TableReport]) -> dict[str, dict[str, int]]:
+        """Game -> layer -> committed rows; nothing for a game whose tables failed."""
+        games: dict[str, dict[str, int]] = {game: {} for game in sorted({t.game for t in self.tables if t.game})}
+        for table in committed:
+            if table.game:
+                games[table.game][table.layer] = table.rows
+        return games
+
+    def _json_of_fields(self) -> dict[str, object]:
+        """Field -> its value, of the fields that say how they are shown."""
+        shown: dict[str, object] = {}
         for f in fields(self):
             value = f.metadata["json"](getattr(self, f.name)) if f.metadata["json"] else None
             if value is not None:
                 shown[f.name] = value
-        return shown | {key: part.to_dict() for key, part in self.parts.items()}
+        return shown
 
 
 #: Kinds of the counters' rows of `event_log`.

@@ -199,9 +199,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
     if bronze is None:
         return
     key = BronzeIdentity.of(bronze).key
-    # What decides which tables are searched: tables that come back were not looked at meanwhile.
-    aggregates = sorted((aggregate.layer, *sorted(aggregate.games)) for aggregate in pipeline.extensions.aggregates)
-    scope = digest([sorted(pipeline.settings.games), aggregates])
+    scope = _scope(pipeline)
     began = _changed_s(pipeline.progress.declaration.table.uri)
     state = pipeline.progress.read(key)
     search = _Search(pipeline, state.searched.at_s if state.searched.scope == scope else 0)
@@ -222,6 +220,12 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
         return replace(after, searched=Search(int(began or 0), scope)) if is_complete else after
 
     pipeline.progress.update(key, noted)
+
+
+def _scope(pipeline: Pipeline) -> str:
+    """What decides which tables are searched: tables that come back were not looked at meanwhile."""
+    aggregates = sorted((aggregate.layer, *sorted(aggregate.games)) for aggregate in pipeline.extensions.aggregates)
+    return digest([sorted(pipeline.settings.games), aggregates])
 
 
 class _Search:
@@ -258,14 +262,16 @@ class _Search:
         if games and self._lakehouse.is_partitioned:
             return self._lost_parts(games, table(games[0]).whole)
         ages = {game: self._changed_s(key(game)) for game in games}
-        changed = {
-            game: self._lakehouse.table(key(game)) for game, at_s in ages.items() if at_s is not None and at_s >= self._since_s
-        }
+        changed = {game: self._lakehouse.table(key(game)) for game in self._changed_since(ages)}
         self.read += len(changed)
         answers = for_games(changed, lambda game: _restored(changed[game]))
         self.unreadable += sum(restored is None for restored in answers.values())
         lost = {game: f"{self._lakehouse.called.name_of(key(game))} (deleted)" for game, at_s in ages.items() if at_s is None}
         return lost | {game: f"{changed[game].name} (restored)" for game, restored in answers.items() if restored}
+
+    def _changed_since(self, ages: Mapping[str, float | None]) -> list[str]:
+        """The games with a log that has changed since the last search; `ages`: game -> when, None: there is no log."""
+        return [game for game, at_s in ages.items() if at_s is not None and at_s >= self._since_s]
 
     def _lost_parts(self, games: Sequence[str], table: Table) -> dict[str, str]:
         """Likewise, of games that share a table."""

@@ -200,12 +200,7 @@ def _registry(settings: Settings) -> str:
 
 def _message_types(settings: Settings) -> str:
     """A hint, no failure: with some naming strategies a type is not known before its first record."""
-    lakehouse = Lakehouse.of(settings)
-    catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
-    ids = set(SchemaArchive(lakehouse).digests())
-    if _may_have_subjects(settings):
-        ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}
-    known = {name for schema_id in ids for name in catalog.names(schema_id)}
+    known = _known_types(settings)
     # A name may be of a type that is nested in a known one: nested types are not listed.
     outer = {f"{name}." for name in known}
     missing = [name for name in settings.message_types if name not in known and not name.startswith(tuple(outer))]
@@ -214,6 +209,16 @@ def _message_types(settings: Settings) -> str:
         named = first_few(sorted(known), TYPES_SHOWN, ", ")
         text += f"; no known schema has {', '.join(missing)}: there are {named}"
     return text
+
+
+def _known_types(settings: Settings) -> set[str]:
+    """Message types of the archived schemas, and of those of the topics' subjects."""
+    lakehouse = Lakehouse.of(settings)
+    catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
+    ids = set(SchemaArchive(lakehouse).digests())
+    if _may_have_subjects(settings):
+        ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}
+    return {name for schema_id in ids for name in catalog.names(schema_id)}
 
 
 def _writable(settings: Settings) -> str:
@@ -403,8 +408,7 @@ def names(pipeline: Pipeline) -> str:
         return "there is no record of a selected message type yet"
     columns = pa.schema(bronze.schema()).names
     if entity not in columns:
-        others = some_columns([name for name in columns if not name.startswith("_")], entity)
-        return Hint(f"set GAME_EVENTS_ENTITY_COLUMN: bronze has no column {entity!r}. It has {others}")
+        return _no_entity_column(columns, entity)
     counted = _newest_values(pipeline, bronze, entity)
     rows = counted.total()
     legal = sum(count for name, count in counted.items() if is_game(name))
@@ -413,6 +417,11 @@ def names(pipeline: Pipeline) -> str:
         return text
     others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in counted.most_common() if not is_game(name)][:NAMED])
     return Hint(f"{text}, the others are in no table of silver: it holds {others}")
+
+
+def _no_entity_column(columns: Collection[str], entity: str) -> Hint:
+    others = some_columns([name for name in columns if not name.startswith("_")], entity)
+    return Hint(f"set GAME_EVENTS_ENTITY_COLUMN: bronze has no column {entity!r}. It has {others}")
 
 
 def _newest_values(pipeline: Pipeline, bronze: DeltaTable, column: str) -> Counter[object]:

@@ -86,7 +86,7 @@ def selection_of(
     full = names.parts("--full-refresh", full_refresh, chosen)
     notices: tuple[str, ...] = ()
     # Unless bronze itself is named, `all` replaces no table with other games, and no protected bronze.
-    if ALL in full_refresh and not any(names.wholes.get(word) == Layer.BRONZE for word in full_refresh):
+    if ALL in full_refresh and Layer.BRONZE not in map(names.wholes.get, full_refresh):
         if chosen is not None:
             full = {layer: of for layer, of in full.items() if layer not in (Layer.BRONZE, Layer.UNIFIED)}
         elif not pipeline.settings.allow_bronze_full_refresh:
@@ -158,10 +158,13 @@ class _Names:
         for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in self._own)):
             if game is not None and game in self._all_games:
                 return [(layer, frozenset({game}))]
+        raise self._unknown(option, word)
+
+    def _unknown(self, option: str, word: str) -> ConfigurationError:
         called = self._pipeline.settings.names
         template = f"{{{called.entity}}}"
         keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in self._own))
-        raise ConfigurationError(
+        return ConfigurationError(
             f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
             f"{', '.join(name for name in self.wholes if name not in REFRESHED)}, and the tables "
             f"{', '.join(map(called.name_of, keys))}; {self._what_games()}"
@@ -381,14 +384,20 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
         return frozenset()
     bronze_key = BronzeIdentity.of(bronze).key
     decisions = Decisions.read(pipeline, bronze_key)
+    games_of = _games_by_rule(pipeline, decisions)
+    games = {game for rule in rules or games_of for game in games_of.get(rule, ())}
+    if not rules or rules - games_of.keys():
+        known = pipeline.progress.read(bronze_key).games
+        games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
+    return frozenset(games)
+
+
+def _games_by_rule(pipeline: Pipeline, decisions: Decisions) -> dict[str, set[str]]:
+    """Rule -> games with rows in quarantine that it rejected."""
     games_of: dict[str, set[str]] = {}
     if decisions.handle is not None and decisions.rejected_rows:
         rows = read_table(pipeline.spark, decisions.handle)
         rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
         for row in rows.select("reason", "game").distinct().collect():
             games_of.setdefault(row["reason"], set()).add(row["game"])
-    games = {game for rule in rules or games_of for game in games_of.get(rule, ())}
-    if not rules or rules - games_of.keys():
-        known = pipeline.progress.read(bronze_key).games
-        games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
-    return frozenset(games)
+    return games_of

@@ -223,6 +223,10 @@ class SchemaCatalog:
         else:
             if schema is not None:
                 known = self._verified(known, schema)
+        return self._answered(schema_id, known, now)
+
+    def _answered(self, schema_id: SchemaId, known: _Known | None, now: float) -> _Known | None:
+        """Note the answer of the registry, and how long it holds; None: it does not know the id, and the archive neither."""
         if known is None:
             self._unknown_since[schema_id] = now
             return None
