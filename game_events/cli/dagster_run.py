@@ -227,12 +227,7 @@ def finish(output: Output, result: JobResult, failed: str = "") -> None:
 
 def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
-    for notice in report["notices"]:
-        output.say(notice)
-    if report["postponed"]:
-        output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
-    if "files" in report:
-        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
+    _show_notices(output, report)
     if not report["tables"] and not report["errors"]:
         output.say("nothing new: every table is up to date, and none was written")
         _show_counters(output, report)
@@ -247,6 +242,16 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
     output.say(f"lag: {report['lag']:,} records; schema ids seen: {ids or '-'}")
     for error in report["errors"]:
         output.say(f"FAILED {error['table']}: {error['error']}")
+
+
+def _show_notices(output: Output, report: dict[str, Any]) -> None:
+    """What a run has to say beside the rows: notices, postponed tables, files."""
+    for notice in report["notices"]:
+        output.say(notice)
+    if report["postponed"]:
+        output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
+    if "files" in report:
+        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
 
 
 def _show_layers(output: Output, rows: Mapping[str, int], seconds: Mapping[str, float]) -> None:

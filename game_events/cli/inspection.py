@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import pyarrow.compute as pc
 import typer
+from deltalake import DeltaTable
 
 from game_events.cli.output import Json, Output, harmless
 from game_events.cli.output import since as since_of
@@ -23,7 +24,7 @@ from game_events.lakehouse.commits.transactions import Version, versions
 from game_events.lakehouse.data.columns import owners_of, tags_of
 from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables import KINDS, read_events
-from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, add_actions, existing_table
+from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, Table, add_actions, existing_table
 from game_events.pipeline.reporting.result import COUNTER_KINDS
 
 
@@ -37,23 +38,7 @@ def tables(as_json: Json = False) -> None:
         handle = table.open_to_read()
         if handle is None:
             continue
-        actions = add_actions(handle)
-        counts = actions.column("num_records")
-        entries.append(
-            {
-                "table": table.name,
-                # Not known where a file is gone or damaged and has no statistics.
-                "rows": None if counts.null_count else int(pc.sum(counts).as_py() or 0),
-                "version": handle.version(),
-                "files": actions.num_rows,
-                "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
-                "columns": len(handle.schema().fields),
-                "owners": owners_of(handle),
-                "tags": tags_of(handle),
-                "description": handle.metadata().description,
-                "location": table.uri,
-            }
-        )
+        entries.append(_entry(table, handle))
     if entries:
         columns = ["table", "rows", "version", "files", "bytes", "columns"]
         columns += ["owners"] if any(entry["owners"] for entry in entries) else []
@@ -62,6 +47,25 @@ def tables(as_json: Json = False) -> None:
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
     output.result({"root": lakehouse.root, "tables": entries})
+
+
+def _entry(table: Table, handle: DeltaTable) -> dict[str, Any]:
+    """What the log of a table says about it."""
+    actions = add_actions(handle)
+    counts = actions.column("num_records")
+    return {
+        "table": table.name,
+        # Not known where a file is gone or damaged and has no statistics.
+        "rows": None if counts.null_count else int(pc.sum(counts).as_py() or 0),
+        "version": handle.version(),
+        "files": actions.num_rows,
+        "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
+        "columns": len(handle.schema().fields),
+        "owners": owners_of(handle),
+        "tags": tags_of(handle),
+        "description": handle.metadata().description,
+        "location": table.uri,
+    }
 
 
 def history(
@@ -138,15 +142,20 @@ def log(
 def _run_line(event: dict[str, Any]) -> str:
     """`time run kind what: status, numbers; detail`."""
     what = " ".join(str(event[c]) for c in ("table", "name") if event[c]) or event["layer"] or ""
-    facts = [event["status"]] if event["status"] else []
-    facts += [f"{n} {event[n]:,}" for n in ("rows", "table_rows", "lag", "delta_version") if event[n] is not None]
-    facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
-    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {', '.join(facts)}"
+    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {_facts(event)}"
     # Errors of Spark are pages; py4j's begin with a line that says nothing.
     detail = re.sub(r"^(\w+: )?An error occurred while calling \S+ : ", r"\1", " ".join(_words(event["detail"]).split()))
     if len(detail) > SHOWN_CHARS:
         detail = detail[:SHOWN_CHARS] + "..."
     return harmless(f"{start}; {detail}" if detail else start)
+
+
+def _facts(event: dict[str, Any]) -> str:
+    """An event's status and numbers: those that there are."""
+    facts = [event["status"]] if event["status"] else []
+    facts += [f"{n} {event[n]:,}" for n in ("rows", "table_rows", "lag", "delta_version") if event[n] is not None]
+    facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
+    return ", ".join(facts)
 
 
 def _words(detail: dict[str, Any] | None) -> str:

@@ -83,9 +83,7 @@ class Output:
             self._one_by_one(names, cells)
             return
         table = Table(title=Text(harmless(title)), title_justify="left", title_style="bold", header_style="bold")
-        for index, name in enumerate(names):
-            is_numeric = _are_numbers([row[index] for row in rows])
-            table.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
+        _add_columns(table, names, rows)
         for line in cells:
             table.add_row(*map(Text, line))
         self._console.print(table)
@@ -208,3 +206,10 @@ def since(text: str | None, now: datetime | None = None, option: str = "--since"
     except (ValueError, OverflowError):
         raise ConfigurationError(f"{option}: {text!r} is no time: 30m, 12h, 1d, 2w, or 2026-03-01T12:00") from None
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _add_columns(table: Table, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Add the columns of some rows to a table: numbers to the right."""
+    for index, name in enumerate(names):
+        is_numeric = _are_numbers([row[index] for row in rows])
+        table.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")

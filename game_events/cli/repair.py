@@ -17,7 +17,7 @@ from game_events.cli.dagster_run import finish, run_job, show_run
 from game_events.cli.output import Json, Output, harmless, words
 from game_events.config.settings import load_settings
 from game_events.decoding.frame import Reason
-from game_events.lakehouse.commits.migration import apply, changes
+from game_events.lakehouse.commits.migration import Change, apply, changes
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.duckdb_connection import connect, records
@@ -177,7 +177,11 @@ def _show_maintenance(output: Output, tables: dict[str, dict[str, Any]], *, dry_
         output.table(title, COLUMNS, [[entry[column] for column in COLUMNS] for entry in busy])
     else:
         output.say(f"nothing to do for {len(tables)} tables")
-    # What it has not done, and why.
+    _show_left(output, tables)
+
+
+def _show_left(output: Output, tables: dict[str, dict[str, Any]]) -> None:
+    """What maintenance has not done, and why."""
     waiting = sum(entry["waiting"] for entry in tables.values())
     if waiting:
         output.say(
@@ -206,12 +210,12 @@ def migrate(apply_it: Apply = False, as_json: Json = False) -> None:
         output.say(f"{lakehouse.root}: nothing to migrate")
     elif not apply_it:
         columns = ("table", "new transaction ids", "new name")
-        # Without what they are by: of quarantine, they are by game.
-        ids = [sorted({new.partition(":")[0].partition("/")[0] for new in c.ids.values()}) for c in planned]
-        lines = [
-            [c.table.name, ", ".join(new) or "-", c.becomes.name if c.becomes else "-"]
-            for c, new in zip(planned, ids, strict=True)
-        ]
+        lines = [[c.table.name, _ids_in_words(c), c.becomes.name if c.becomes else "-"] for c in planned]
         output.table(f"{lakehouse.root}: what would be changed; stop all runs, then add --apply", columns, lines)
     tables = [{"table": c.table.name, "ids": c.ids, "becomes": c.becomes.name if c.becomes else None} for c in planned]
     output.result({"applied": apply_it, "tables": tables})
+
+
+def _ids_in_words(change: Change) -> str:
+    """New transaction ids, without what they are by: of quarantine, they are by game."""
+    return ", ".join(sorted({new.partition(":")[0].partition("/")[0] for new in change.ids.values()})) or "-"

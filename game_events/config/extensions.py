@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -65,12 +65,7 @@ def _load(names: tuple[str, ...]) -> Extensions:
             declaration = getattr(value, DECLARATION, None) if inspect.isfunction(value) else None
             if declaration is not None:
                 declared[id(declaration)] = declaration
-        listed = getattr(module, RULES, ())
-        if not isinstance(listed, list | tuple) or not all(isinstance(rule, Rule) for rule in listed):
-            raise ConfigurationError(
-                f"{SETTING}: {RULES} of {name} ({module.__file__}) must be a list of game_events.rules.Rule"
-            )
-        rules += listed
+        rules += _rules_of(module, name)
     extensions = Extensions(
         tuple(d for d in declared.values() if isinstance(d, SilverTransformation)),
         tuple(d for d in declared.values() if isinstance(d, GoldAggregate)),
@@ -78,6 +73,13 @@ def _load(names: tuple[str, ...]) -> Extensions:
     )
     _check_names(extensions.aggregates, {PLAYER_AGG: BUILT_IN})
     return extensions
+
+
+def _rules_of(module: ModuleType, name: str) -> Sequence[Rule]:
+    listed = getattr(module, RULES, ())
+    if not isinstance(listed, list | tuple) or not all(isinstance(rule, Rule) for rule in listed):
+        raise ConfigurationError(f"{SETTING}: {RULES} of {name} ({module.__file__}) must be a list of game_events.rules.Rule")
+    return listed
 
 
 def _module(name: str) -> ModuleType:

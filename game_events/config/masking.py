@@ -138,13 +138,8 @@ def _secrets(settings: Settings | None) -> set[str]:
     secrets = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
     if settings is None:
         return secrets
-    for name, value in settings:
-        for option, item in value.items() if isinstance(value, dict) else [(name, value)]:
-            if isinstance(item, SecretStr) and not _HARMLESS.match(option):
-                secrets.add(item.get_secret_value())
-    for part in (settings.spark_remote or "").split(";"):
-        if part.strip().lower().startswith("token="):
-            secrets.add(part.partition("=")[2])
+    secrets |= _secret_values(settings)
+    secrets |= _tokens(settings.spark_remote or "")
     options = settings.kafka_options
     secrets.update(login_secrets(value_of(options.get("sasl.username")), options.get("sasl.password")))
     java_user, java_password = _java_login(value_of(options.get("sasl.jaas.config")) or "")
@@ -154,6 +149,21 @@ def _secrets(settings: Settings | None) -> set[str]:
         secrets.update(group.further_secrets(settings))
     secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
     return secrets
+
+
+def _secret_values(settings: Settings) -> set[str]:
+    """Values of the secret settings, and of options in them."""
+    secrets: set[str] = set()
+    for name, value in settings:
+        for option, item in value.items() if isinstance(value, dict) else [(name, value)]:
+            if isinstance(item, SecretStr) and not _HARMLESS.match(option):
+                secrets.add(item.get_secret_value())
+    return secrets
+
+
+def _tokens(remote: str) -> set[str]:
+    """Tokens in the address of a Spark Connect server."""
+    return {part.partition("=")[2] for part in remote.split(";") if part.strip().lower().startswith("token=")}
 
 
 def login_secrets(user: str | None, password: SecretStr | None) -> set[str]:

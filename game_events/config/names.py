@@ -13,7 +13,7 @@ process, with its secrets.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -99,10 +99,14 @@ class Names(BaseModel):
         """
         own = {name: self._key_of(name) for name in names}
         strange = [name for name, key in own.items() if key is None]
-        prefixes = tuple(name.removesuffix(PROGRESS) for name in strange if name.endswith(f"_{PROGRESS}"))
         keys = {name: key for name, key in own.items() if key is not None}
-        keys |= {name: name for name in strange if self.name_of(name) == name and not name.startswith(prefixes)}
+        keys |= {name: name for name in self._of_no_pipeline(strange)}
         return [keys[name] for name in sorted(keys)]
+
+    def _of_no_pipeline(self, strange: Sequence[str]) -> list[str]:
+        """Those of some names of tables that are not this pipeline's that are no other one's either."""
+        prefixes = tuple(name.removesuffix(PROGRESS) for name in strange if name.endswith(f"_{PROGRESS}"))
+        return [name for name in strange if self.name_of(name) == name and not name.startswith(prefixes)]
 
     def silver_path(self) -> str:
         """Pattern of a file of a silver table, with the entity as its one group."""
@@ -156,20 +160,29 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
 def _wrong(sql: str) -> str | None:
     """The first error in a column's expression."""
     bare = without_texts(sql)
-    if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
+    if not _is_call(sql, bare):
         return f"{sql!r} is no aggregate: write it like max(temperature)"
     called = foreign_call(sql)
     if called is not None:
         return f"{called} in {sql!r} runs other code: a column is computed from a key's rows and nothing else"
     if holds_query(sql) or _REFUSED.search(bare):
         return f"{sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
-    call = _whole_call(sql)
-    is_by_time = call is not None and call[0] in _BY_TIME and not _UNORDERED.search(without_texts(call[1]))
-    changing = _CHANGING.search(bare) or (None if is_by_time else _UNORDERED.search(bare))
+    changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
     if changing is not None:
         only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""
         return f"{changing[1]} in {sql!r} is not deterministic{only}"
     return f"the clock in {sql!r} is not deterministic" if reads_clock(sql) else None
+
+
+def _is_call(sql: str, bare: str) -> bool:
+    """Whether an expression calls a function, and its brackets and quotes match; `bare`: without texts."""
+    return _outside(sql) is not None and not re.search(r"['\"`]", bare) and re.search(r"\w\s*\(", bare) is not None
+
+
+def _is_by_time(sql: str) -> bool:
+    """Whether the whole expression is `first(x)` or `last(x)`, and nothing in `x` depends on an order."""
+    call = _whole_call(sql)
+    return call is not None and call[0] in _BY_TIME and not _UNORDERED.search(without_texts(call[1]))
 
 
 def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:

@@ -210,12 +210,8 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
             raise ConfigurationError(f"{name!r} {_no_setting(name)}")
     for text in misspelt():
         _warn_once(text)
-    named = os.environ.get(ENV_PREFIX + "CONFIG")
-    if named and not Path(named).is_file():
-        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
     secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
-    if secrets and not Path(secrets).is_dir():
-        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
+    _require_sources(os.environ.get(ENV_PREFIX + "CONFIG"), secrets)
     try:
         return settings_class()(_secrets_dir=secrets, **overrides)
     except ValidationError as error:
@@ -224,6 +220,14 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
     except (YAMLError, ValueError) as error:  # ValueError: also SettingsError, and a file that is not UTF-8
         raise _unreadable(error) from None
+
+
+def _require_sources(file: str | None, secrets: str | None) -> None:
+    """Raise ConfigurationError if the file of settings, or the folder of secrets, is named and is not there."""
+    if file and not Path(file).is_file():
+        raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {file!r}, which is not a file")
+    if secrets and not Path(secrets).is_dir():
+        raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
 
 
 def misspelt() -> list[str]:

@@ -182,13 +182,7 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     if local:
         # Else an overflow of the stack in one row's expression ends the driver's JVM.
         conf["spark.executor.killOnFatalError.depth"] = "0"
-    if workers_are_local(settings):
-        conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
-        # Otherwise Spark looks up a network address of this machine, with a warning.
-        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    else:
-        # Executors on other machines connect to the driver.
-        conf["spark.driver.bindAddress"] = "0.0.0.0"  # noqa: S104
+    conf |= _driver_address(settings)
     if has_this_project(settings):
         conf[DAEMON_KEY] = DAEMON
     if settings.catalog is not None and "." not in settings.catalog:
@@ -199,6 +193,16 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     class_path = ":".join(filter(None, (*map(str, on_path), own.get(CLASS_PATH_KEY))))
     more = {CLASS_PATH_KEY: class_path, LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
+
+
+def _driver_address(settings: Settings) -> dict[str, str]:
+    """Where the driver listens; sets the variable ``SPARK_LOCAL_IP``, too."""
+    if not workers_are_local(settings):
+        # Executors on other machines connect to the driver.
+        return {"spark.driver.bindAddress": "0.0.0.0"}  # noqa: S104
+    # Otherwise Spark looks up a network address of this machine, with a warning.
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    return {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
 
 
 def has_this_project(settings: Settings) -> bool:

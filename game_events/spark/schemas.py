@@ -97,10 +97,14 @@ def _both(one: DataType, other: DataType) -> DataType | None:
         inner = _both(one.elementType, other.elementType)
         return None if inner is None else ArrayType(inner)
     if isinstance(one, MapType) and isinstance(other, MapType):
-        key = _both(one.keyType, other.keyType)
-        value = _both(one.valueType, other.valueType)
-        return None if key is None or value is None else MapType(key, value)
+        return _both_maps(one, other)
     return one if one == other else None
+
+
+def _both_maps(one: MapType, other: MapType) -> MapType | None:
+    key = _both(one.keyType, other.keyType)
+    value = _both(one.valueType, other.valueType)
+    return None if key is None or value is None else MapType(key, value)
 
 
 def united(parts: Sequence[DataFrame]) -> DataFrame:

@@ -56,13 +56,7 @@ def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> 
 def alert_of_run(instance: DagsterInstance, run: DagsterRun) -> Alert | None:
     """Alert of a failed run; None: only a blocking check failed, which has its own alert."""
     entries = instance.all_logs(run.run_id, of_type={DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE})
-    events = [entry.get_dagster_event() for entry in entries]
-    steps = [_step_failure(event) for event in events if event.event_type == DagsterEventType.STEP_FAILURE]
-    failure: tuple[str, dict[str, Any]] | None
-    failure = next((event.message for event in reversed(events) if event.message), NO_MESSAGE), {}
-    if steps:
-        # A layer's step that failed for single tables names these alone: the whole report is another step's.
-        failure = next((step for step in steps if step is not None and step[1].get("rows")), steps[0])
+    failure = _failure([entry.get_dagster_event() for entry in entries])
     if failure is None:
         return None
     error, report = failure
@@ -81,6 +75,15 @@ def alert_of_run(instance: DagsterInstance, run: DagsterRun) -> Alert | None:
         error=error[:LONGEST_ERROR],
         counts={f"{layer}_rows": int(n) for layer, n in report.get("rows", {}).items()},
     )
+
+
+def _failure(events: Sequence[dg.DagsterEvent]) -> tuple[str, dict[str, Any]] | None:
+    """Message and report of a failed run, by its events; None: only a blocking check failed."""
+    steps = [_step_failure(event) for event in events if event.event_type == DagsterEventType.STEP_FAILURE]
+    if not steps:
+        return next((event.message for event in reversed(events) if event.message), NO_MESSAGE), {}
+    # A layer's step that failed for single tables names these alone: the whole report is another step's.
+    return next((step for step in steps if step is not None and step[1].get("rows")), steps[0])
 
 
 def _step_failure(event: dg.DagsterEvent) -> tuple[str, dict[str, Any]] | None:
@@ -153,14 +156,19 @@ def turns(
     """
     for evaluation in evaluations:
         severity = failure_of(settings, evaluation)
-        fails_anew = severity is not None and not (memory.failing and set(evaluation.games) <= set(memory.games))
         recovers = memory.failing and evaluation.result.passed
-        run = _run_of(instance, evaluation.run_id) if fails_anew or recovers else None
-        if (fails_anew or recovers) and (own or not sends_own_alerts(settings, run)):
+        turned = recovers or _fails_anew(memory, evaluation, severity)
+        run = _run_of(instance, evaluation.run_id) if turned else None
+        if turned and (own or not sends_own_alerts(settings, run)):
             alert = alert_of_check(evaluation, run, severity or memory.severity)
             over = {"id": f"recovered:{alert.id}", "event": "recovered", "of": "check_failed", "error": None}
             yield alert.model_copy(update=over | {"summary": f"check {alert.check} passes again"}) if recovers else alert
         memory.note(settings, evaluation)
+
+
+def _fails_anew(memory: CheckMemory, evaluation: Evaluation, severity: Severity | None) -> bool:
+    """Whether a check that passed fails, or one that failed does so for more games."""
+    return severity is not None and not (memory.failing and set(evaluation.games) <= set(memory.games))
 
 
 def alert_of_check(evaluation: Evaluation, run: DagsterRun | None, severity: Severity) -> Alert:
@@ -205,17 +213,22 @@ def _own_alerts(instance: DagsterInstance, settings: Settings, record: dg.RunRec
     alert = alert_of_run(instance, run) if run.status == DagsterRunStatus.FAILURE else None
     if alert is not None:
         yield alert
-    events = instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION)
-    for key in {made.asset_check_key for entry in events if (made := entry.asset_check_evaluation)}:
-        evaluations = history(instance, key)
-        memory = CheckMemory()
-        for other in [made for made in evaluations if made.run_id != run.run_id][-1:]:
-            memory.note(settings, other)
-        yield from turns(instance, settings, (made for made in evaluations if made.run_id == run.run_id), memory, own=True)
+    yield from _turns_in(instance, settings, run.run_id)
     severity = severity_of(settings, LOST)
     for loss in _losses_since(settings, record.start_time or record.create_timestamp.timestamp()):
         if severity is not None and loss.run_id == run.run_id:
             yield alert_of_loss(loss, severity)
+
+
+def _turns_in(instance: DagsterInstance, settings: Settings, run_id: str) -> Iterator[Alert]:
+    """Alerts of the checks that turned in a run, each compared with its last evaluation in another one."""
+    events = instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION)
+    for key in {made.asset_check_key for entry in events if (made := entry.asset_check_evaluation)}:
+        evaluations = history(instance, key)
+        memory = CheckMemory()
+        for other in [made for made in evaluations if made.run_id != run_id][-1:]:
+            memory.note(settings, other)
+        yield from turns(instance, settings, (made for made in evaluations if made.run_id == run_id), memory, own=True)
 
 
 def _losses_since(settings: Settings, since: float) -> list[Loss]:

@@ -175,10 +175,7 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     """Inputs of a table's new rows; of the unified table: gold tables that this run changed."""
     lakehouse = pipeline.lakehouse
     if entry.layer in ("bronze", "quarantine"):
-        inputs = [_source_input(pipeline.settings, topic, report) for topic in report.topics]
-        if entry.layer == "bronze" and report.replayed:
-            inputs.append(_table_input(lakehouse, QUARANTINE))
-        return inputs
+        return _inputs_of_records(pipeline, entry, report)
     if entry.layer == Layer.SILVER:
         return [_table_input(lakehouse, BRONZE)]
     if entry.layer == Layer.UNIFIED:
@@ -187,23 +184,35 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     return [_table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
 
 
+def _inputs_of_records(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list[InputDataset]:
+    """Inputs of bronze or quarantine: topics; of bronze also quarantine, after a replay."""
+    inputs = [_source_input(pipeline.settings, topic, report) for topic in report.topics]
+    if entry.layer == "bronze" and report.replayed:
+        inputs.append(_table_input(pipeline.lakehouse, QUARANTINE))
+    return inputs
+
+
 ColumnLineage = dict[str, ol.column_lineage_dataset.Fields]
 
 
 def _column_lineage(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> ColumnLineage:
     """Input columns of each column; none for custom transformations and aggregates, where they are not known."""
-    settings = pipeline.settings
     if len(inputs) > COLUMN_INPUTS:
         inputs = []
-    names = [name for name, _ in entry.columns]
     if entry.layer == Layer.GOLD:
-        known = _gold_lineage(settings, inputs)
-        return {name: known[name] for name in names if name in known}
+        known = _gold_lineage(pipeline.settings, inputs)
+        return {name: known[name] for name, _ in entry.columns if name in known}
+    return {name: _fields(inputs, name) for name in _unchanged(pipeline, entry, inputs)}
+
+
+def _unchanged(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> list[str]:
+    """Columns of silver, or of the unified table, that are the inputs' of the same name."""
+    names = [name for name, _ in entry.columns]
     if entry.layer == Layer.UNIFIED:
-        names = [name for name in names if inputs and name != settings.entity_column]
-    elif entry.layer != Layer.SILVER or any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
-        names = []
-    return {name: _fields(inputs, name) for name in names}
+        return [name for name in names if inputs and name != pipeline.settings.entity_column]
+    if entry.layer != Layer.SILVER or any(t.applies_to(entry.game or "") for t in pipeline.extensions.transformations):
+        return []
+    return names
 
 
 def _gold_lineage(settings: Settings, inputs: list[InputDataset]) -> ColumnLineage:

@@ -260,12 +260,17 @@ def _chart(
     )
     for name, colour in colours.items():
         own = [r for r in rows if r.get(series, name) == name]
-        points = {"name": name, "x": [r["begins"] for r in own], "y": [round(r[value], 3) for r in own]}
+        points = _points(name, own, value)
         if own and bars:
             figure.add_bar(**points, marker={"color": colour, "line": {"width": 0}})
         elif own:
             figure.add_scatter(**points, mode="lines+markers", line={"color": colour, "width": 2})
     return figure
+
+
+def _points(name: str, rows: Rows, value: str) -> dict[str, Any]:
+    """One series of a chart."""
+    return {"name": name, "x": [r["begins"] for r in rows], "y": [round(r[value], 3) for r in rows]}
 
 
 def _by_series(rows: Rows, unit: str) -> go.Figure | None:

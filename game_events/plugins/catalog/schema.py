@@ -1,5 +1,6 @@
 """`game-events schema`: what a version of the topic's schema holds, what it changed; and what a table's columns are."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from game_events.decoding.columns import kept_columns, type_name
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.columns import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse, existing_table
-from game_events.plugins.catalog.schema_history import NOTHING, ColumnOrigin, SchemaHistory, origins
+from game_events.plugins.catalog.schema_history import NOTHING, Change, ColumnOrigin, SchemaHistory, origins
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import subjects
 
@@ -110,12 +111,7 @@ def diff(
         output.say(
             f"{history.subject}: version {earlier.version} (id {earlier.schema_id}) -> {later.version} (id {later.schema_id})"
         )
-        for change in changes:
-            name = f"{change.message}.{change.field}" if change.field else change.message
-            declared = " -> ".join(filter(None, (change.before, change.after)))
-            output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
-        if not changes:
-            output.say(f"  {NOTHING}")
+        _show_changes(output, changes)
     left_out = history.left_out(earlier, later)
     if left_out:
         output.say(left_out)
@@ -128,6 +124,15 @@ def diff(
             "changes": [c.to_dict() for c in changes],
         }
     )
+
+
+def _show_changes(output: Output, changes: Sequence[Change]) -> None:
+    for change in changes:
+        name = f"{change.message}.{change.field}" if change.field else change.message
+        declared = " -> ".join(filter(None, (change.before, change.after)))
+        output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
+    if not changes:
+        output.say(f"  {NOTHING}")
 
 
 @app.command("columns")

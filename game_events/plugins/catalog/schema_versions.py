@@ -88,9 +88,7 @@ class NewVersions:
         """
         registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
         until = clock() + SEARCH_S
-        waiting: Cursor = {name: {} for name in names if name not in seen}
-        wanted = set(names)
-        waiting |= {name: versions for name, versions in seen.items() if name in wanted}
+        waiting = _queue(names, seen)
         for subject, known in list(waiting.items()):
             if clock() > until:
                 break
@@ -118,6 +116,13 @@ class NewVersions:
             changes = changes_by_version(history, versions, new)
             self.events.append(_version_event(schema_key(settings, new[0].subject), new, changes, registry.url))
             self.found.append(new)
+
+
+def _queue(names: Sequence[str], seen: Cursor) -> Cursor:
+    """The subjects' known versions: of new subjects first, then of those that waited longest."""
+    waiting: Cursor = {name: {} for name in names if name not in seen}
+    wanted = set(names)
+    return waiting | {name: versions for name, versions in seen.items() if name in wanted}
 
 
 def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:

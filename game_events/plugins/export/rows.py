@@ -146,11 +146,16 @@ def _find_step(
     apps = {name: kind.of(game, part) for name, part in parts.items()}
     held = {name: txn(planned, app) for name, app in apps.items()}
     above, resent = _start(game, table.name, upto, held, on_replaced)
-    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
+    if _is_planned(held, above, upto, resent):
         return None
     origin = ChunkOrigin(table.name, game, f"{content}:{resent}", above, upto)
     expected = {app: held[name] for name, app in apps.items()}
     return Step(game, silver, gold, above, upto, selection(silver, above), origin, apps, expected, resent)
+
+
+def _is_planned(held: Mapping[str, int | None], above: int, upto: int, resent: int) -> bool:
+    """Whether the planned calls have all rows up to a batch, of this content and of so many full resends."""
+    return above == upto and held["content"] == upto and resent == (held["resent"] or 0)
 
 
 def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
@@ -173,11 +178,16 @@ def _bounded(steps: list[Step]) -> list[Step]:
     """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
     if sum(step.files.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
         return steps
-    known = sorted((file.highest_batch or step.upto, file.rows or 0) for step in steps for file in step.files.data)
-    fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
-    limit = known[max(fitting, 1) - 1][0]
+    limit = _last_batch(steps)
     limited = [(step.limited(limit), step) for step in steps]
     return [new for new, step in limited if new.upto > new.above or step.upto == step.above]
+
+
+def _last_batch(steps: list[Step]) -> int:
+    """The last batch of a slice: that of the last file, by batch, that fits into `SLICE_ROWS`, or of the first one."""
+    known = sorted((file.highest_batch or step.upto, file.rows or 0) for step in steps for file in step.files.data)
+    fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
+    return known[max(fitting, 1) - 1][0]
 
 
 #: Rows up to which one task cuts all of them, without a shuffle.
@@ -253,11 +263,18 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     known = [step for step in steps if step.above > 0]
     rows = _gold(pipeline, known)
     if rows is not None:
-        silver = [_silver(pipeline, group) for group in _same_columns(known, lambda step: step.silver)]
-        players = reduce(DataFrame.unionByName, (part.select(entity.alias(_GAME), key.alias(_KEY)) for part in silver))
-        parts.append(rows.join(players.distinct(), (entity == F.col(_GAME)) & key.eqNullSafe(F.col(_KEY)), "left_semi"))
+        players = _players(pipeline, known)
+        parts.append(rows.join(players, (entity == F.col(_GAME)) & key.eqNullSafe(F.col(_KEY)), "left_semi"))
     sent = [shaped(part, pipeline.settings.key_column, entity, part.columns) for part in parts if part is not None]
     return reduce(DataFrame.unionByName, sent or [pipeline.spark.createDataFrame([], ROWS)])
+
+
+def _players(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Game and id of the players with new events."""
+    entity = F.col(quoted(pipeline.settings.entity_column)).alias(_GAME)
+    key = F.col(quoted(pipeline.settings.key_column)).alias(_KEY)
+    silver = [_silver(pipeline, group) for group in _same_columns(steps, lambda step: step.silver)]
+    return reduce(DataFrame.unionByName, (part.select(entity, key) for part in silver)).distinct()
 
 
 def _gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame | None:

@@ -34,7 +34,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import PluginResult, RunResult
 from game_events.plugins.export.delivery import ExportTarget, preflight
-from game_events.plugins.export.rows import OnReplaced, file_rows, find_changes, folder_table, new_files, new_rows
+from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import (
     DELIVERED,
@@ -190,13 +190,17 @@ class Exporter:
         cut = Cut([], 0)
         if any(step.files.data or step.gold is not None for step in steps):
             cut = self._cut(planned, new_rows(pipeline, steps), origins)
-        now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
-        if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
-            # Erased rows may be among these.
-            discard(self._tables.planned, cut.files)
-            raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
+        self._refuse_erased(steps, cut)
         self._commit(planned, cut, expected, advance)
         return True
+
+    def _refuse_erased(self, steps: Sequence[Step], cut: Cut) -> None:
+        """Discard chunks and raise ConflictError if people were erased since: their rows may be among these."""
+        pipeline = self._pipeline
+        now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
+        if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
+            discard(self._tables.planned, cut.files)
+            raise ConflictError("people were erased during each of the attempts to plan the export: run it again")
 
     def plan_files(self, folder: str) -> bool:
         """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.

@@ -99,9 +99,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, archived, last)
     pipeline.on_progress(f"archive: batches {last + 1} to {batch} of {pipeline.bronze.name}")
-    ids = schema_ids(rows)
-    known = SchemaArchive(pipeline.lakehouse).read(ids)
-    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
+    schema = _with_schemas(pipeline, rows)
     columns = {name: F.col(STORED_AS[name]) for name in RAW_SCHEMA.names}
     columns["headers"] = F.coalesce(columns["headers"], no_headers())
     new = selection(bronze, last).rows
@@ -123,6 +121,13 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     )
     landed = commit(plan)
     return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+
+
+def _with_schemas(pipeline: Pipeline, rows: DataFrame) -> pa.Schema:
+    """The columns of an archive of some records, with the schemas that these were written by."""
+    ids = schema_ids(rows)
+    known = SchemaArchive(pipeline.lakehouse).read(ids)
+    return marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
 
 
 def _open(table: Table, app: str) -> DeltaTable | None:

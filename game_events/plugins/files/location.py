@@ -186,9 +186,7 @@ def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int,
                     except OSError as error:
                         _skip(entry.path, error, skipped)
         except OSError as error:
-            if folder == root and isinstance(error, (*_GONE, PermissionError)):
-                raise _no_folder(root, str(error.strerror)) from None
-            _skip(folder, error, skipped)
+            _skip_folder(root, folder, error, skipped)
         yield from files
 
 
@@ -204,6 +202,13 @@ def _wanted(entry: os.DirEntry[str], depth: int, skipped: dict[str, str]) -> boo
     elif depth == MAX_DEPTH and entry.is_dir(follow_symlinks=False):
         skipped[entry.path] = f"it is more than {MAX_DEPTH} folders deep"
     return entry.path not in skipped
+
+
+def _skip_folder(root: str, folder: str, error: OSError, skipped: dict[str, str]) -> None:
+    """Record an error of one folder; raise any other, and ConfigurationError if the root cannot be listed."""
+    if folder == root and isinstance(error, (*_GONE, PermissionError)):
+        raise _no_folder(root, str(error.strerror)) from None
+    _skip(folder, error, skipped)
 
 
 def _skip(path: str, error: OSError, skipped: dict[str, str]) -> None:

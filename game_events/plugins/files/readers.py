@@ -139,10 +139,15 @@ def read_delimited(source: _Opened, file: FilePart, identity: bytes | None, boun
         elif needed > len(unfinished) + bounds.batch:
             unfinished += source.read(needed - len(unfinished) - bounds.batch)
     if unfinished:
-        wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
-        rest = len(unfinished) + (0 if isinstance(source, DecompressedFile) else source.size() - source.tell())
-        detail = f"record {position:,}: {wrong}, {rest:,} bytes are left of the file"
+        detail = f"record {position:,}: {_left_over(source, unfinished, needed)}"
         yield unreadable(file, position, detail, unfinished[:KEPT_BYTES])
+
+
+def _left_over(source: _Opened, unfinished: bytes, needed: int | None) -> str:
+    """What is wrong with the rest of a file, which begins with the bytes that were read of it; `needed`: see `_lengths`."""
+    wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
+    rest = len(unfinished) + (0 if isinstance(source, DecompressedFile) else source.size() - source.tell())
+    return f"{wrong}, {rest:,} bytes are left of the file"
 
 
 def _skip(source: _Opened, size: int, at_once: int) -> int:
@@ -216,14 +221,19 @@ class _ParquetReader:
             if file.part == 0:
                 yield unreadable(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
             return
-        position = size = 0
+        size = 0
+        for batch in self._row_groups(opened):
+            size += batch.column("columns" if "columns" in batch.schema.names else "value").nbytes
+            if size > bounds.unpacked:
+                raise bounds.too_much()
+            yield batch
+
+    def _row_groups(self, opened: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """Batches of the row groups of this part of the file."""
+        position = 0
         for group in range(opened.num_row_groups):
-            if group % file.parts == file.part:
-                for batch in self._row_group(opened, group, position):
-                    size += batch.column("columns" if "columns" in batch.schema.names else "value").nbytes
-                    if size > bounds.unpacked:
-                        raise bounds.too_much()
-                    yield batch
+            if group % self.file.parts == self.file.part:
+                yield from self._row_group(opened, group, position)
             position += opened.metadata.row_group(group).num_rows
 
     def _open(self, source: pa.NativeFile) -> pq.ParquetFile:
@@ -388,8 +398,7 @@ class FileReading(Reading):
             case "avro":
                 yield from read_container(source, file, notes, self.bounds)
             case "protobuf" if self.framed or (named is not None and named.schema.format == "PROTOBUF"):
-                identity = None if self.framed or named is None else named.identity
-                yield from read_delimited(source, file, identity, self.bounds)
+                yield from self._messages(source, file)
             case "jsonl" if named is not None and named.schema.format == "JSON":
                 yield from read_lines(source, file, named.identity, self.bounds)
             case None:
@@ -397,6 +406,11 @@ class FileReading(Reading):
             case other:
                 detail = f"{other} records need a schema: set GAME_EVENTS_FILES_SCHEMA to one of their format"
                 yield unreadable(file, 0, detail)
+
+    def _messages(self, source: _Opened, file: FilePart) -> Iterator[pa.RecordBatch]:
+        """Protobuf messages, by the schema of the settings unless they are framed."""
+        identity = None if self.framed or self.schema is None else self.schema.identity
+        yield from read_delimited(source, file, identity, self.bounds)
 
     def is_damage(self, error: BaseException) -> bool:
         """Whether an error is caused by the file's content, not by the storage."""

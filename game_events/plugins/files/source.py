@@ -145,8 +145,19 @@ class FileLog:
         if not left and not other and self._handle is not None:
             return known
         first = len(known.entries)
-        now = datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(left)] + [(known.numbers[f.path], f, CHANGED) for f in other]
+        self.declaration.commit(
+            self._handle,
+            self._as_table(rows),
+            set_transactions={Txn.NEXT_FILE: first + len(left)},
+            info={"files": str(len(left)), "changed": str(len(other))},
+        )
+        failpoints.reach("files_taken_in")
+        return self.known()
+
+    def _as_table(self, rows: Sequence[tuple[int, SourceFile, str]]) -> pa.Table:
+        """Rows (number, file, kind) of the file log, seen now."""
+        now = datetime.now(UTC)
         columns = {
             "number": [n for n, _, _ in rows],
             "path": [f.path for _, f, _ in rows],
@@ -156,14 +167,7 @@ class FileLog:
             "seen_at": [now] * len(rows),
             "run_id": [self._run_id] * len(rows),
         }
-        self.declaration.commit(
-            self._handle,
-            pa.table(columns, schema=SCHEMA),
-            set_transactions={Txn.NEXT_FILE: first + len(left)},
-            info={"files": str(len(left)), "changed": str(len(other))},
-        )
-        failpoints.reach("files_taken_in")
-        return self.known()
+        return pa.table(columns, schema=SCHEMA)
 
     def _add(self, rows: pa.Table) -> None:
         entries = self._known.entries
@@ -351,21 +355,30 @@ class FileSource(Source):
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
-        refuse_twice = self._context.refuse_twice
-        if refuse_twice and self.archive is not None and take_in and not full_refresh:  # before its files get numbers
-            refuse_twice(self.archive, {_partition_of(known): (end + len(ready)) * FILE_ROWS})
+        if take_in and not full_refresh:  # before its files get numbers
+            self._refuse_twice({_partition_of(known): (end + len(ready)) * FILE_ROWS})
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
-            known = self._log.take_in(ready, changed)
-            self.counts["taken"] += len(ready)
-            self.counts["changed"] += len(changed)
-            for file in changed:
-                log.warning("file=%r changed=true read_again=false", file.path)
+            known = self._take_in(ready, changed)
             end = len(known.entries)
         self._known = known
         files = _partition_of(known)
         return SourceSnapshot({files: 0}, {files: end * FILE_ROWS}, FILE_ROWS)
+
+    def _refuse_twice(self, ends: Offsets) -> None:
+        """Raise ConfigurationError if these are files of an archive and its records would be read twice."""
+        if self._context.refuse_twice and self.archive is not None:
+            self._context.refuse_twice(self.archive, ends)
+
+    def _take_in(self, ready: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
+        """Record and count new and changed files in the file log."""
+        known = self._log.take_in(ready, changed)
+        self.counts["taken"] += len(ready)
+        self.counts["changed"] += len(changed)
+        for file in changed:
+            log.warning("file=%r changed=true read_again=false", file.path)
+        return known
 
     def _listed(self) -> Sequence[SourceFile]:
         """The files that are there: of an archive those of its newest version."""
@@ -528,15 +541,18 @@ class FileSource(Source):
         """New files that seem to be complete; others are left for a later snapshot."""
         now = time.time()
         settled = [file for file in new if now - file.modified_us / 1e6 >= self.settings.files_settle_s]
-        young = [file for file in settled if now - file.modified_us / 1e6 < self.settings.files_incomplete_s]
-        parquet = [file for file in young if format_of(file.path, self.settings.files_format)[0] == PARQUET]
-        asked = [file for file in parquet if file not in self._ended]  # they may still be written
+        asked = [file for file in settled if self._may_grow(file, now)]
         if not asked:
             return settled
         with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
             ends = dict(zip(asked, pool.map(self._has_end, asked), strict=True))
         self._ended = {file for file in settled if ends.get(file, file in self._ended)}
         return [file for file in settled if ends.get(file, True)]
+
+    def _may_grow(self, file: SourceFile, now: float) -> bool:
+        """Whether a file may still be written: a young Parquet file of which the end was not seen."""
+        is_young = now - file.modified_us / 1e6 < self.settings.files_incomplete_s
+        return is_young and format_of(file.path, self.settings.files_format)[0] == PARQUET and file not in self._ended
 
     def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file exists and has the last bytes of its footer."""

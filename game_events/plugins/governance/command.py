@@ -41,10 +41,7 @@ def erase(
     as_json: Json = False,
 ) -> None:
     """Delete all rows of the given players from every table, and drop their later records, from Kafka or a replay."""
-    if dry_run and vacuum:
-        raise typer.BadParameter("a dry run removes nothing", param_hint="--vacuum")
-    if resume and (gamer_id or file):
-        raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
+    _refuse_together(dry_run=dry_run, vacuum=vacuum, resume=resume, has_ids=bool(gamer_id or file))
     ids = None if resume else _ids(gamer_id or [], file)
     output = Output(as_json=as_json)
     settings = load_settings()
@@ -59,11 +56,17 @@ def erase(
         if vacuum and erasure.finished:
             remove_old_files(pipeline, erasure, people)
     _show(output, erasure)
-    errors = [f"{failed.table}: {failed.error}" for failed in report.errors]
-    for error in errors:
-        output.say(f"FAILED {error}")
+    errors = _show_errors(output, report)
     success = report.success and (erasure.finished or dry_run)
     output.result({"success": success, "run_id": pipeline.run_id, **erasure.to_dict(), "errors": errors}, success=success)
+
+
+def _refuse_together(*, dry_run: bool, vacuum: bool, resume: bool, has_ids: bool) -> None:
+    """Raise an error for options that contradict each other."""
+    if dry_run and vacuum:
+        raise typer.BadParameter("a dry run removes nothing", param_hint="--vacuum")
+    if resume and has_ids:
+        raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:
@@ -99,6 +102,14 @@ def _show(output: Output, erasure: Erasure) -> None:
             "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
             "them now"
         )
+
+
+def _show_errors(output: Output, report: RunReport) -> list[str]:
+    """Say which tables failed, and why; returns these sentences."""
+    errors = [f"{failed.table}: {failed.error}" for failed in report.errors]
+    for error in errors:
+        output.say(f"FAILED {error}")
+    return errors
 
 
 def _show_unknown(output: Output, erasure: Erasure) -> None:

@@ -296,10 +296,7 @@ def erase_events(state: ErasureState) -> bool:
         for name, files in hits.items():
             state.erased(name, files)
         return False
-    of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
-    names = {game: silver_name(game) for game in state.pipeline.lakehouse.games()}
-    # Those of erased records without a match in silver, too: a run may be about to commit one.
-    games = {game for game, name in names.items() if name in hits or (game in of_records and name in tables)}
+    games = _games_to_commit(state, tables, hits)
     if not hits and not games:
         return False
     failpoints.reach("erase_staged")
@@ -329,6 +326,13 @@ def _scan_events(state: ErasureState, bronze: DeltaTable) -> tuple[dict[str, Del
         tables[QUARANTINE] = pipeline.quarantine.writable(quarantine, replaced=True)
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
     return tables, hits | state.scan(tables)
+
+
+def _games_to_commit(state: ErasureState, tables: Mapping[str, DeltaTable], hits: Mapping[str, list[ScannedFile]]) -> set[str]:
+    """Games with matches in silver; those of erased records without one, too: a run may be about to commit one."""
+    of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
+    names = {game: silver_name(game) for game in state.pipeline.lakehouse.games()}
+    return {game for game, name in names.items() if name in hits or (game in of_records and name in tables)}
 
 
 def _to_rewrite(table: Table) -> DeltaTable | None:
@@ -440,17 +444,18 @@ def remove_old_files(pipeline: Pipeline, result: Erasure, people: PeopleToErase)
     # Bronze first: its rows lead to those of quarantine, and of silver with another id.
     of_bronze = _search(pipeline, people, {name: handle for name, handle in handles.items() if name == BRONZE})
     people = people.with_records(file.records for file in of_bronze)
-    with_rows = {
-        name: handle
-        for name, handle in handles.items()
-        if name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, people.key))
-    }
+    with_rows = {name: handle for name, handle in handles.items() if _may_have_people(name, handle, people)}
     _remove(pipeline, result, handles, _search(pipeline, people, with_rows))
     _remove(pipeline, result, handles, of_bronze)
     for name, handle in handles.items():
         if _clean_log(lakehouse.table(name), handle, people):
             result.cleaned_logs.append(lakehouse.table(name).name)
     result.vacuumed = True
+
+
+def _may_have_people(name: str, handle: DeltaTable, people: PeopleToErase) -> bool:
+    """Whether a table other than bronze may have rows of people."""
+    return name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, people.key))
 
 
 def old_files(table: Table, handle: DeltaTable) -> list[str]:

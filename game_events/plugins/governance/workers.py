@@ -240,8 +240,7 @@ class ErasedPeopleFilter(OpenRecordFilter):
         erased = np.array([self.erased_texts(key) != set() for key in records.column("key").to_pylist()], dtype=bool)
         headers = records.column("headers")
         if pc.any(pc.greater(pc.list_value_length(headers), 0)).as_py():
-            rows_of_headers = ([header["value"] for header in row or ()] for row in headers.to_pylist())
-            erased |= [any(self.erased_texts(value, is_header=True) for value in values) for values in rows_of_headers]
+            erased |= [self._is_in_headers(row or ()) for row in headers.to_pylist()]
         if self._people.records:
             columns = (topic_ids.take(pa.array(rows)), records.column("partition"), records.column("offset"))
             places = zip(*(column.to_pylist() for column in columns), strict=True)
@@ -249,6 +248,10 @@ class ErasedPeopleFilter(OpenRecordFilter):
         mask = np.zeros(len(batch), dtype=bool)
         mask[rows] = erased
         return mask
+
+    def _is_in_headers(self, headers: Sequence[Mapping[str, bytes | None]]) -> bool:
+        """Whether one of a record's headers may be the id of an erased person."""
+        return any(self.erased_texts(header["value"], is_header=True) for header in headers)
 
     def erased_texts(self, raw: bytes | None, *, is_header: bool = False) -> set[bytes]:
         """The ids of erased people that a key or header may be."""
@@ -489,15 +492,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
         if name == EXPORT_FAILED_CALLS and masks:  # a call's rows may be in several groups
             answered = self.people.answered(file.read(["key", ANSWER]), np.concatenate(masks))
             answers = np.split(answered, np.cumsum([len(mask) for mask in masks])[:-1])
-        scanned = ScannedFile(
-            name,
-            path,
-            rows=sum(part.rows for part in parts),
-            records=pa.concat_tables([RECORDS.empty_table(), *(part.records for part in parts)]),
-            unsearchable=sum(part.unsearchable for part in parts),
-            by_bytes=pa.concat_tables([RECORDS.empty_table(), *(part.by_bytes for part in parts)]),
-            answers=sum(int(mask.sum()) for mask in answers),
-        )
+        scanned = replace(_joined(name, path, parts), answers=sum(int(mask.sum()) for mask in answers))
         if not (self.rewrite and scanned.matches):
             return scanned
         return replace(scanned, files=_copied(self.tables[name], path, file, masks, answers))
@@ -589,6 +584,18 @@ class RecoverTask(WorkerJob[FoundIds]):
                     ids |= _erased_ids(column, rows.column(column), people)
         # Bytes that are not UTF-8 cannot be an id on a command line.
         return {text if isinstance(text, str) else text.decode("utf-8", "replace") for text in ids}
+
+
+def _joined(name: str, path: str, parts: Sequence[ScannedFile]) -> ScannedFile:
+    """The result of a file, of those of its row groups."""
+    return ScannedFile(
+        name,
+        path,
+        rows=sum(part.rows for part in parts),
+        records=pa.concat_tables([RECORDS.empty_table(), *(part.records for part in parts)]),
+        unsearchable=sum(part.unsearchable for part in parts),
+        by_bytes=pa.concat_tables([RECORDS.empty_table(), *(part.by_bytes for part in parts)]),
+    )
 
 
 def _erased_ids(column: str, values: pa.ChunkedArray, people: ErasedPeopleFilter) -> set[str | bytes]:

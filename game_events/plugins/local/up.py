@@ -62,10 +62,7 @@ def up(
 ) -> None:
     """Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."""
     output = Output(as_json=False)
-    if find_spec(WEBSERVER) is None:  # the process that needs it says less
-        raise ConfigurationError(f"the plug-in local needs the package {WEBSERVER}: pip install 'game-events[local]'")
-    if not is_free(port):
-        raise ConfigurationError(f"port {port} is busy: stop what listens there, or choose another one with --port")
+    _require_ui(port)
     # Whoever stops a service sends SIGTERM: the same as Ctrl-C, from the first moment on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings()
@@ -100,6 +97,14 @@ def up(
         if stack:
             local_stack.down(settings.state_dir)
         output.say("stopped")
+
+
+def _require_ui(port: int) -> None:
+    """Raise ConfigurationError if the Dagster UI cannot be started on a port."""
+    if find_spec(WEBSERVER) is None:  # the process that needs it says less
+        raise ConfigurationError(f"the plug-in local needs the package {WEBSERVER}: pip install 'game-events[local]'")
+    if not is_free(port):
+        raise ConfigurationError(f"port {port} is busy: stop what listens there, or choose another one with --port")
 
 
 def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -189,6 +189,11 @@ def refuse_unusable(options: Mapping[str, str]) -> None:
                 f"{_WHERE}: {name} may only be {verifying}: certificates are always verified. For"
                 " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
             )
+    _refuse_login(options)
+
+
+def _refuse_login(options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for SASL without a mechanism that needs a user and a password only."""
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     has_sasl = mechanism is not None or options.get("security.protocol", "").upper().startswith("SASL")
     if has_sasl and mechanism not in MECHANISMS:

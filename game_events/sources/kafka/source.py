@@ -17,6 +17,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -170,18 +171,14 @@ class KafkaAdmin:
         left = {(partition.topic, partition.number): partition for partition in offsets}
         epochs: Offsets = {}
         while left:
-            message = consumer.poll(max(0.0, deadline - self._clock()))
-            if message is None:
-                raise memory.explain(_EPOCHS)
-            partition = left.get((str(message.topic()), int(message.partition() or 0)))
+            message = self._next_message(consumer, deadline, memory)
+            partition = left.get(_place(message))
             if partition is None:  # a finished partition; or an error of the group, which this login may not use
                 continue
-            error = message.error()
-            if error is not None and error.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-                raise memory.explain(_EPOCHS, error)
+            _refuse_error(message, memory)
             end = offsets[partition]
             offset = int(message.offset() or 0)
-            is_before = error is None and offset < end
+            is_before = message.error() is None and offset < end
             epoch = message.leader_epoch() if is_before else None
             if epoch is not None:
                 epochs[partition] = epoch
@@ -189,6 +186,13 @@ class KafkaAdmin:
                 del left[partition.topic, partition.number]
                 consumer.pause([TopicPartition(partition.topic, partition.number)])
         return epochs
+
+    def _next_message(self, consumer: Consumer, deadline: float, memory: CauseMemory) -> Message:
+        """The next message or error of a consumer; raises an error if none comes in time."""
+        message = consumer.poll(max(0.0, deadline - self._clock()))
+        if message is None:
+            raise memory.explain(_EPOCHS)
+        return message
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
@@ -255,6 +259,18 @@ class KafkaAdmin:
             raise memory.explain(what) from error
         self._admin = admin
         return answers
+
+
+def _place(message: Message) -> tuple[str, int]:
+    """Topic and partition of a message."""
+    return str(message.topic()), int(message.partition() or 0)
+
+
+def _refuse_error(message: Message, memory: CauseMemory) -> None:
+    """Raise a message's error, unless it is about the offset that was asked for: there is nothing at it."""
+    error = message.error()
+    if error is not None and error.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+        raise memory.explain(_EPOCHS, error)
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:

@@ -7,7 +7,7 @@ and in order per partition (idempotent producer), or an error.
 import math
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import as_file, files
@@ -158,12 +158,7 @@ def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> Non
 def _fields(message: type[Message], meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
     described = cast(Descriptor, message.DESCRIPTOR)
     fields = {field.name: field for field in described.fields if field.name not in (*meant, *ProtoVersions.custom)}
-    unknown = [name for name in wanted if name not in fields]
-    if unknown:
-        raise ConfigurationError(
-            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {described.full_name} ({proto}) has "
-            f"the fields {', '.join(fields)}"
-        )
+    _require_known(wanted, fields, f"{described.full_name} ({proto})")
     generators: list[tuple[str, Generator]] = []
     for name, field in fields.items():
         values = wanted.get(name) or _usual(field)
@@ -180,6 +175,16 @@ def _fields(message: type[Message], meant: tuple[str, ...], wanted: Mapping[str,
             ) from None
         generators.append((name, values))
     return tuple(generators)
+
+
+def _require_known(wanted: Iterable[str], fields: Iterable[str], message: str) -> None:
+    """Raise ConfigurationError if values are described for a field that a message does not have."""
+    unknown = [name for name in wanted if name not in fields]
+    if unknown:
+        raise ConfigurationError(
+            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {message} has the fields "
+            f"{', '.join(fields)}"
+        )
 
 
 def _require_fit(message: type[Message], name: str, values: Generator) -> None:
