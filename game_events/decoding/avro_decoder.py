@@ -571,6 +571,10 @@ class _Builder:
                     return self._struct_of_union(type_, inside, nullable)
                 column = self.build(others[0], inside, nullable)
                 return column._replace(read=_optional(column.read, type_.items, others[0]))
+        return self._scalar(type_, nullable)
+
+    def _scalar(self, type_: AvroType, nullable: str | None) -> _Column:
+        """Column of a type without types in it."""
         kind, read = _leaf(type_)
         if nullable is not None:
             read = _or_null(read, self._nulled, nullable)

@@ -231,13 +231,17 @@ def compile_avro(schema: RegistrySchema) -> AvroSchema:
     return AvroSchema(schema.schema_id, json.dumps(_reduced(nodes), ensure_ascii=False, separators=(",", ":")), root.name)
 
 
+def _attributes(node: dict[str, Any]) -> dict[str, Any]:
+    # One of a wrong type stays one: without it, its default would apply (a scale of 0, the namespace around).
+    return {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
+
+
 def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     if isinstance(node, list):
         return [_reduced(branch) for branch in node]
     if not isinstance(node, dict):
         return node
-    # An attribute of a wrong type stays one: without it, its default would apply (a scale of 0, the namespace around).
-    kept = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
+    kept = _attributes(node)
     if "type" in node:
         kept["type"] = _reduced(node["type"])
     match node.get("type"):

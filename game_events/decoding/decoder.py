@@ -160,7 +160,7 @@ class BatchDecoder:
         for group in groups:
             schema_id = group.schema_id
             key, whole = (schema_id, group.path), (schema_id, ())
-            unselected = next((part for part in (key, whole) if part in self._plan.undecoded), None)
+            unselected = self._unselected(key, whole)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get(whole)
             # First, as types that are not selected need not be decodable.
             if unselected is not None:
@@ -181,6 +181,9 @@ class BatchDecoder:
                 detail = f"schema id {schema_id} has no message at {where}"
                 result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id))
         return known
+
+    def _unselected(self, *keys: TypeKey) -> TypeKey | None:
+        return next((key for key in keys if key in self._plan.undecoded), None)
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         refusal = bad.reason, bad.detail or bad.reason.explanation

@@ -312,20 +312,23 @@ class _Types:
         parts = self._expand(places)
         if parts is None or len(above) >= MAX_DEPTH:
             return TEXT
-        # Detects recursion; schemas that only refer to others do not count.
-        key = tuple(sorted(id(p.node) for p in parts if allowed_types([p]) is not None or has_keyword([p], *_CHOICES)))
+        key = _identities(parts)
         if key and key in above:
             return TEXT
         choices = self._choices(parts)
-        made = TEXT
         types = allowed_types(parts)
-        match None if types is None else sorted(types):
-            case None:
-                made = self._one_of(choices, (*above, key))
+        if types is None:
+            return self._one_of(choices, (*above, key))
+        return self._of_types(types, parts, choices, (*above, key))
+
+    def _of_types(self, types: Types, parts: Parts, choices: list[Parts], above: Above) -> JsonType:
+        """The type of a value that has one of these types of JSON."""
+        made = TEXT
+        match sorted(types):
             case ["object"]:
-                made = self._object(parts, choices, (*above, key))
+                made = self._object(parts, choices, above)
             case ["array"]:
-                made = self._array(parts, (*above, key))
+                made = self._array(parts, above)
             case ["string"]:
                 made = JsonType(string_kind(parts))
             case ["boolean" | "integer" as kind]:
@@ -374,6 +377,11 @@ class _Types:
         return JsonType("list", item=self.of(items, above))
 
 
+def _identities(parts: Parts) -> tuple[int, ...]:
+    """By which recursion is detected; schemas that only refer to others do not count."""
+    return tuple(sorted(id(p.node) for p in parts if allowed_types([p]) is not None or has_keyword([p], *_CHOICES)))
+
+
 def _merged(structs: list[JsonType]) -> dict[str, JsonType]:
     """The members of all; those of different types become JSON text."""
     fields: dict[str, JsonType] = {}
@@ -398,14 +406,18 @@ def _types_of(node: dict[str, Any]) -> Types | None:
             types = frozenset({_PYTHON[type(value)]})
         case {"enum": list() as values}:
             types = frozenset(_PYTHON[type(value)] for value in values)
-        # Without a type: what its keywords are of.
-        case {"properties": _}:
-            types = frozenset({"object"})
-        case {"items": _} | {"prefixItems": _}:
-            types = frozenset({"array"})
         case _:
-            return None
+            return _types_of_keywords(node)
     return types | {"integer"} if "number" in types else types
+
+
+def _types_of_keywords(node: dict[str, Any]) -> Types | None:
+    """Without a type: what its keywords are of."""
+    if "properties" in node:
+        return frozenset({"object"})
+    if "items" in node or "prefixItems" in node:
+        return frozenset({"array"})
+    return None
 
 
 def has_keyword(parts: Iterable[SchemaNode], *keywords: str) -> bool:

@@ -8,7 +8,7 @@ comments and options. The texts are compiled only if they differ.
 from collections import deque
 from collections.abc import Iterator
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
 from game_events.decoding.avro_schema import AvroSchema, AvroType
 from game_events.decoding.decoder import compile_schema
@@ -39,6 +39,10 @@ def difference(old: RegistrySchema, new: RegistrySchema) -> str | None:
         return f"the old text does not compile ({before})"
     if isinstance(after, str):
         return f"the new text does not compile ({after})"
+    return _first_change(before, after)
+
+
+def _first_change(before: CompiledSchema, after: CompiledSchema) -> str | None:
     was, now = dict(_described(before)), dict(_described(after))
     places = (place for place in was | now if was.get(place) != now.get(place))
     return next((f"{place} is {now.get(place, 'nothing')} instead of {was.get(place, 'nothing')}" for place in places), None)
@@ -86,17 +90,26 @@ def _of_protobuf(schema: ProtobufSchema) -> Iterator[tuple[str, str]]:
                 waiting.append(item.message_type)
             if item.enum_type is not None and item.enum_type.full_name not in seen:
                 seen.add(item.enum_type.full_name)
-                # Of a closed one, numbers without a name are unknown fields.
-                yield f"the enum {item.enum_type.full_name}", "closed" if item.enum_type.is_closed else "open"
-                for number, value in sorted(item.enum_type.values_by_number.items()):
-                    yield f"{number} of the enum {item.enum_type.full_name}", value.name
+                yield from _of_enum(item.enum_type)
+
+
+def _of_enum(kind: EnumDescriptor) -> Iterator[tuple[str, str]]:
+    # Of a closed one, numbers without a name are unknown fields.
+    yield f"the enum {kind.full_name}", "closed" if kind.is_closed else "open"
+    for number, value in sorted(kind.values_by_number.items()):
+        yield f"{number} of the enum {kind.full_name}", value.name
+
+
+def _label(item: FieldDescriptor) -> str:
+    if item.is_repeated:
+        return "repeated "
+    return "optional " if item.has_presence else ""
 
 
 def _shown(item: FieldDescriptor) -> str:
     named = item.message_type or item.enum_type
     kind = named.full_name if named is not None else DECLARED[item.type]
-    label = "repeated " if item.is_repeated else "optional " if item.has_presence else ""
-    shown = f"{label}{kind} {item.full_name if item.is_extension else item.name}"
+    shown = f"{_label(item)}{kind} {item.full_name if item.is_extension else item.name}"
     if item.message_type is not None and item.message_type.GetOptions().map_entry:
         shown += " (a map)"
     if item.type == FieldDescriptor.TYPE_GROUP:

@@ -69,15 +69,19 @@ SMALLEST, FACTOR = 64 * 1024, 8
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
 
+def _same_in_group(table: Table, handle: DeltaTable) -> list[str]:
+    """What has the same values in all files of a group, by its name among the files' statistics."""
+    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
+    for column in KEPT_APART.get(table.key, ()):
+        bounds += [f"min.{column}", f"max.{column}"]
+    return bounds
+
+
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = add_actions(handle)
     order = "min._batch" if "min._batch" in actions.column_names else "modification_time"
-    # With the same values in all files of a group.
-    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
-    for column in KEPT_APART.get(table.key, ()):
-        bounds += [f"min.{column}", f"max.{column}"]
-    bounds = [name for name in bounds if name in actions.column_names]
+    bounds = [name for name in _same_in_group(table, handle) if name in actions.column_names]
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file in actions.sort_by([(order, "ascending")]).select(["path", "size_bytes", *bounds]).to_pylist():
         if file["size_bytes"] * 2 <= goal.bytes:

@@ -182,14 +182,7 @@ def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[s
     begin, checkpoint = _newest_checkpoint((info.base_name for info in listed), version)
     transactions: dict[str, int] = {}
     for name in checkpoint:
-        # Parquet's reader is slow to load, and not every process needs it.
-        import pyarrow.parquet as pq
-
-        with system.open_input_file(log + name) as source:
-            file = pq.ParquetFile(source)
-            if "txn" in file.schema_arrow.names:
-                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
-                transactions |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
+        transactions |= _in_checkpoint(system, log + name)
     for number in range(begin + 1, version + 1):
         with system.open_input_file(f"{log}{number:020}.json") as source:
             lines = source.read().splitlines()
@@ -197,6 +190,19 @@ def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[s
             if "txn" in action:
                 transactions[action["txn"]["appId"]] = action["txn"]["version"]
     return transactions
+
+
+def _in_checkpoint(system: pafs.FileSystem, path: str) -> dict[str, int]:
+    """The transaction ids in one file of a checkpoint."""
+    # Parquet's reader is slow to load, and not every process needs it.
+    import pyarrow.parquet as pq
+
+    with system.open_input_file(path) as source:
+        file = pq.ParquetFile(source)
+        if "txn" not in file.schema_arrow.names:
+            return {}
+        rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
+        return {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
 
 
 def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[str]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import compress, repeat
@@ -526,6 +526,13 @@ def _newer_than(actions: pa.Table, since: datetime) -> pa.Table:
     return actions.filter(pc.fill_null(pc.greater_equal(newest, pa.scalar(since, newest.type)), True))
 
 
+def _may_hold_kind(actions: pa.Table, kind: str) -> Iterator[bool]:
+    """For each file whether it may have rows of a kind."""
+    # Not by Arrow: to make a scalar of a Python value it imports pandas, a quarter of a short command's time.
+    bounds = zip(actions.column("min.kind").to_pylist(), actions.column("max.kind").to_pylist(), strict=True)
+    return (low is None or high is None or low <= kind <= high for low, high in bounds)
+
+
 def read_events(
     lakehouse: Lakehouse,
     since: datetime | None = None,
@@ -548,10 +555,7 @@ def read_events(
         actions = _newer_than(actions, since)
     paths = actions.column("path").to_pylist()
     if kind is not None:
-        # Not by Arrow: to make a scalar of a Python value it imports pandas, a quarter of a short command's time.
-        bounds = zip(actions.column("min.kind").to_pylist(), actions.column("max.kind").to_pylist(), strict=True)
-        is_possible = (low is None or high is None or low <= kind <= high for low, high in bounds)
-        paths = list(compress(paths, is_possible))
+        paths = list(compress(paths, _may_hold_kind(actions, kind)))
     rows = log.read(handle, columns, paths[:newest_files])
     if kind is not None:
         rows = rows.filter(pc.match_substring_regex(rows.column("kind"), f"^{re.escape(kind)}$"))

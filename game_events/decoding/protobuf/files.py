@@ -219,15 +219,20 @@ class _Files:
 _ENTRY_FIELDS = [("key", 1, FieldDescriptorProto.LABEL_OPTIONAL), ("value", 2, FieldDescriptorProto.LABEL_OPTIONAL)]
 
 
+def _on_path(file: FileDescriptorProto, path: Names) -> list[DescriptorProto]:
+    """The messages on the path to a nested one, with that."""
+    messages: Sequence[DescriptorProto] = file.message_type
+    passed: list[DescriptorProto] = []
+    for name in path:
+        passed.append(next(m for m in messages if m.name == name))
+        messages = passed[-1].nested_type
+    return passed
+
+
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
     """Restore a message's option `map_entry`, if it has the form of a map entry."""
-    messages: Sequence[DescriptorProto] = file.message_type
-    around = [DescriptorProto()]
-    for name in path:
-        around.append(next(m for m in messages if m.name == name))
-        messages = around[-1].nested_type
     full = ".".join([file.package, *path] if file.package else path)
-    outer, entry = around[-2:]
+    outer, entry = [DescriptorProto(), *_on_path(file, path)][-2:]
     fields = [(f.name, f.number, f.label) for f in entry.field]
     is_used = any(f.type_name == f".{full}" and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
     if fields != _ENTRY_FIELDS or entry.oneof_decl or entry.nested_type or not is_used:

@@ -41,6 +41,7 @@ _LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
 LENGTH = 2
 GROUP = 3
 END_OF_GROUP = 4
+_GROUP_WIRES = (GROUP, END_OF_GROUP)
 FIXED_WIRES = {1: 8, 5: 4}
 _TAG_BYTES = 5
 _MAX_TAG = 2**32
@@ -250,6 +251,10 @@ class _Item:
 
 
 _OTHER = _Item(0, {}, is_group=False, packed=None)
+#: Where a level ends, its fields, and the number of its group: 0 for a message.
+_Level = tuple[int, Mapping[int, _Item], int]
+#: In place of a group's number: what ends here is the payload.
+_OUTERMOST = -1
 
 
 class CellCounter:
@@ -266,46 +271,59 @@ class CellCounter:
         except FaultError:
             return False
 
-    def _walk(self, payload: bytes) -> bool:  # noqa: C901 - runs for each field of each record
+    def _walk(self, payload: bytes) -> bool:
         total = pos = 0
-        levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
+        levels: list[_Level] = [(len(payload), self._fields, _OUTERMOST)]
         # Fields that are no elements make no cells, but take as long.
         for _ in range(2 * MAX_RECORD_CELLS):
             end, fields, group = levels[-1]
             if pos >= end:
-                levels.pop()
-                if group or not levels:
+                if group:
                     return False
+                levels.pop()
                 continue
             tag, pos = (payload[pos], pos + 1) if payload[pos] < _TWO_BYTES else read_varint(payload, pos, end)
-            number = tag >> 3
             wire = tag & 7
-            item = fields.get(number, _OTHER)
+            item = fields.get(tag >> 3, _OTHER)
             if wire == LENGTH:
-                size, pos = (
-                    (payload[pos], pos + 1) if pos < end and payload[pos] < _TWO_BYTES else read_varint(payload, pos, end)
-                )
-                if size > end - pos:
-                    return False
-                many = 1 if item.packed is None else _packed(payload[pos : pos + size], item.packed)
-                total += item.cells * many
-                if item.inside and not item.is_group:
-                    levels.append((pos + size, item.inside, 0))
-                else:
-                    pos += size
-            elif wire == END_OF_GROUP:
-                if group != number:
-                    return False
-                levels.pop()
-            elif wire == GROUP:
-                total += item.cells
-                levels.append((end, item.inside if item.is_group else {}, number))
+                pos, cells = _delimited(payload, pos, item, levels)
+                total += cells
+            elif wire in _GROUP_WIRES:
+                total += _group(tag, item, levels)
             else:
                 total += item.cells
                 pos = pos + FIXED_WIRES[wire] if wire in FIXED_WIRES else read_varint(payload, pos, end)[1]
             if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
                 return total > MAX_RECORD_CELLS
         return True
+
+
+def _delimited(payload: bytes, pos: int, item: _Item, levels: list[_Level]) -> tuple[int, int]:
+    """Enter a field's message, or skip its value; returns the next position, and the field's cells."""
+    end = levels[-1][0]
+    size, pos = (payload[pos], pos + 1) if pos < end and payload[pos] < _TWO_BYTES else read_varint(payload, pos, end)
+    behind = pos + size
+    if behind > end:
+        raise FaultError(Reason.TRUNCATED, "the length runs past the end", pos)
+    if item.inside and not item.is_group:
+        levels.append((behind, item.inside, 0))
+        behind = pos
+    if item.packed is None:
+        return behind, item.cells
+    return behind, item.cells * _packed(payload[pos : pos + size], item.packed)
+
+
+def _group(tag: int, item: _Item, levels: list[_Level]) -> int:
+    """Enter or leave a group; returns its cells, on entering it."""
+    end, _, group = levels[-1]
+    number = tag >> 3
+    if tag & 7 == GROUP:
+        levels.append((end, item.inside if item.is_group else {}, number))
+        return item.cells
+    if group != number:
+        raise FaultError(Reason.MALFORMED, "the end of a group that was not opened", end)
+    levels.pop()
+    return 0
 
 
 def _packed(content: bytes, size: int) -> int:

@@ -168,11 +168,7 @@ def commit(plan: Commit) -> Landed:
     for number in range(ATTEMPTS):
         attempt = _Attempt()
         try:
-            planned_from = plan.from_table if number == 0 else None
-            if isinstance(planned_from, OpenTable) and planned_from.is_newest():
-                attempt.handle = planned_from
-            else:
-                attempt.handle = plan.table.open()
+            attempt.handle = _newest(plan, is_first=number == 0)
             require(plan, attempt.handle)
             following = _write(plan, attempt)
             break
@@ -186,6 +182,13 @@ def commit(plan: Commit) -> Landed:
     return _landed(plan, following)
 
 
+def _newest(plan: Commit, *, is_first: bool) -> OpenTable | None:
+    """The newest version of a plan's table; at the first attempt the one that it was made from, if nothing followed it."""
+    if is_first and isinstance(plan.from_table, OpenTable) and plan.from_table.is_newest():
+        return plan.from_table
+    return plan.table.open()
+
+
 def require(plan: Commit, handle: DeltaTable | None) -> None:
     """The comparison: everything that the plan was made from is still true of this version, to which it may be committed.
 
@@ -196,13 +199,21 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
     if now != plan.table_id:
         raise ConflictError(f"{plan.table.name}: table is {now or 'absent'}, planned with {plan.table_id or 'none'}")
     if handle is not None:
-        plan.table.writable(handle, replaced=plan.replace or bool(plan.rewritten and not plan.same_rows))
+        plan.table.writable(handle, replaced=_replaces_rows(plan))
     for app, expected in plan.expect_transactions.items():
         value = txn(handle, app)
         if value != expected:
             raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {expected} to {value}")
-    if handle is None or handle.version() == plan.from_version:
-        return
+    if handle is not None and handle.version() != plan.from_version:
+        _require_kept(plan, handle)
+
+
+def _replaces_rows(plan: Commit) -> bool:
+    return plan.replace or bool(plan.rewritten and not plan.same_rows)
+
+
+def _require_kept(plan: Commit, handle: DeltaTable) -> None:
+    """The part of the comparison that no transaction shows: commits since the plan took nothing away that it is made from."""
     if plan.from_version is not None and restored_between(plan.table, plan.from_version, handle.version()):
         raise ConflictError(f"{plan.table.name}: it was restored since version {plan.from_version}, which was planned from")
     if plan.rewritten and not plan.rewritten <= set(paths(handle)):
@@ -304,10 +315,15 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
         discard(plan.table, list(plan.files))
     if outcome is CommitOutcome.OVERTAKEN:
         raise ConflictError(f"{plan.table.name}: a concurrent run committed first ({error})") from error
+    raise _failure(plan, error) from error
+
+
+def _failure(plan: Commit, error: Exception) -> GameEventsError:
+    """The project's error for a commit of which nothing is visible."""
     what = f"{plan.table.name}: commit failed, nothing is visible: {error}"
     # delta-rs does not make this commit to this version of the table: the same call will not succeed later.
     other = DataError(what) if isinstance(error, CommitFailedError) else TransientError(what)
-    raise storage_error(error, plan.table.uri) or other from error
+    return storage_error(error, plan.table.uri) or other
 
 
 def _landed(plan: Commit, following: _Following) -> Landed:

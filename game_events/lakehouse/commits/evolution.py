@@ -9,7 +9,7 @@ have removed them again, and some commits have none.
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 
 import pyarrow as pa
@@ -122,12 +122,16 @@ def _differences(
             continue
         if _adds(types[item.name], item.type):
             new.append(Field(item.name, Field.from_arrow(item).type, nullable=True, metadata=have.metadata))
-        wants = {key: value for key, value in metadata_of(item).items() if key not in left_out}
+        wants = _without(metadata_of(item), left_out)
         if item.name in shares:
             wants[METADATA_KEY] = shares[item.name]
         if not wants.items() <= have.metadata.items():
             metadata[item.name] = wants
     return new, metadata
+
+
+def _without(metadata: Mapping[str, str], left_out: Collection[str]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if key not in left_out}
 
 
 def _merged_shares(table: str, held: Iterable[Field], wanted: Iterable[Field]) -> dict[str, str]:
@@ -149,20 +153,37 @@ def _merged_shares(table: str, held: Iterable[Field], wanted: Iterable[Field]) -
     for field in wanted:
         column = field.name
         ours = _share(field)
-        for key, name in ours.items():
-            place = places.get(key)
-            if place is None:
-                # Fields that share a column on purpose (a key with a new kind or number) are all in the plan's own share.
-                others = [other for other in owners[column, name, *level_of(key)] if other not in ours]
-                if others:
-                    raise ConflictError(f"{table}: a concurrent run gave {column} to the field {others[0]}, not to {key}")
-            elif place != (column, name):
-                raise ConflictError(f"{table}: a concurrent run gave the field {key} the column {place[0]}, not {column}")
+        _refuse_other_places(table, column, ours, places, owners)
         before = shares.get(column, {})
         merged = before | ours
         if merged != before:
             changed[column] = json.dumps(dict(sorted(merged.items())), separators=(",", ":"))
     return changed
+
+
+def _refuse_other_places(
+    table: str,
+    column: str,
+    ours: Mapping[str, str],
+    places: Mapping[str, tuple[str, str]],
+    owners: Mapping[tuple[str, ...], list[str]],
+) -> None:
+    """Refuse a plan's share of a column if the table has its fields at other places, or other fields at its places.
+
+    `places`: field -> column and name in it, in the table. `owners`: the same by place.
+
+    Raises:
+        ConflictError: as `_merged_shares`.
+    """
+    for key, name in ours.items():
+        place = places.get(key)
+        if place is None:
+            # Fields that share a column on purpose (a key with a new kind or number) are all in the plan's own share.
+            others = [other for other in owners.get((column, name, *level_of(key)), ()) if other not in ours]
+            if others:
+                raise ConflictError(f"{table}: a concurrent run gave {column} to the field {others[0]}, not to {key}")
+        elif place != (column, name):
+            raise ConflictError(f"{table}: a concurrent run gave the field {key} the column {place[0]}, not {column}")
 
 
 def _refuse_other_case(table: str, held: Iterable[str], wanted: Iterable[str], *, concurrent: bool) -> None:
@@ -281,18 +302,24 @@ def outcome_of(
         return CommitOutcome.FAILED, ""
     try:
         now = table.open_to_read()
-        landed = sent and now is not None and _holds(now, before.version() if before is not None else -1, mark)
-        if landed:
+        if sent and _holds(now, before, mark):
             return CommitOutcome.LANDED, ""
         if is_refusal(error, before, now):
             return CommitOutcome.OVERTAKEN, ""
     except (GameEventsError, DeltaError, OSError) as second:
         return (CommitOutcome.UNKNOWN if sent else CommitOutcome.FAILED), str(second)
-    # A local file exists, or not, when the call has returned. A request to an object store without an answer may still be
-    # carried out, unless the answer was that it is not.
-    if not sent or table.is_local or _is_answer(error):
-        return CommitOutcome.FAILED, ""
-    return CommitOutcome.UNKNOWN, "the storage may still carry it out"
+    if sent and _is_pending(table, error):
+        return CommitOutcome.UNKNOWN, "the storage may still carry it out"
+    return CommitOutcome.FAILED, ""
+
+
+def _is_pending(table: Table, error: Exception) -> bool:
+    """Whether the storage may still carry out a request that it was sent.
+
+    A local file exists, or not, when the call has returned. A request to an object store without an answer may still be
+    carried out, unless the answer was that it is not.
+    """
+    return not (table.is_local or _is_answer(error))
 
 
 def _is_answer(error: Exception) -> bool:
@@ -300,7 +327,9 @@ def _is_answer(error: Exception) -> bool:
     return isinstance(error, CommitFailedError) or "already exists" in str(error)
 
 
-def _holds(now: DeltaTable, before: int, mark: str) -> bool:
-    """Whether one of the versions after `before` has the mark."""
-    versions = now.version() - before
+def _holds(now: DeltaTable | None, before: DeltaTable | None, mark: str) -> bool:
+    """Whether one of the versions after `before` up to `now` has the mark; None: there is no table."""
+    if now is None:
+        return False
+    versions = now.version() - (before.version() if before is not None else -1)
     return versions > 0 and any(entry.get(COMMIT_ID) == mark for entry in now.history(versions))

@@ -183,23 +183,17 @@ def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
 
 
 def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]) -> Commit:
-    columns = pa.schema([])
-    for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
-        columns = _with_columns(table, columns, schema)
+    columns = _columns_of_all(table, plans)
     expected: dict[str, int | None] = {}
     advance: dict[str, int] = {}
     removed: set[str] = set()
     info: dict[str, str] = {}
     for game, plan in plans.items():
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
-        moved = dict(plan.set_transactions)
-        if plan.replace and state.transactions.get(Txn.RESTORED):  # with all rows replaced, it does not matter any more
-            moved[Txn.RESTORED] = 0
+        moved = _moved(plan, state)
         expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expect_transactions, *moved)}
         advance |= {of_part(app, game): to for app, to in moved.items()}
-        removed |= plan.rewritten
-        if plan.replace or not state.transactions:  # files of no part are leftovers
-            removed.update(unquote(file.path) for file in state.files)
+        removed |= plan.rewritten | _replaced(plan, state)
         _add_info(info, plan.info)
     reshaped = whole is not None and _replaces_all(plans, whole)
     return Commit(
@@ -219,6 +213,28 @@ def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]
         compared_again=True,
         from_table=whole,
     )
+
+
+def _columns_of_all(table: Table, plans: Mapping[str, Commit]) -> pa.Schema:
+    columns = pa.schema([])
+    for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
+        columns = _with_columns(table, columns, schema)
+    return columns
+
+
+def _moved(plan: Commit, state: PartState) -> dict[str, int]:
+    """The part's transaction ids that its plan sets, with their values."""
+    moved = dict(plan.set_transactions)
+    if plan.replace and state.transactions.get(Txn.RESTORED):  # with all rows replaced, it does not matter any more
+        moved[Txn.RESTORED] = 0
+    return moved
+
+
+def _replaced(plan: Commit, state: PartState) -> set[str]:
+    """Paths of the part's files if its plan replaces them all."""
+    if plan.replace or not state.transactions:  # files of no part are leftovers
+        return {unquote(file.path) for file in state.files}
+    return set()
 
 
 def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:

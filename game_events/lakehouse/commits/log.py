@@ -375,13 +375,15 @@ class TableLog:
         """Entries and checkpoints that may go, the oldest first: if this process is killed, no gap is left."""
         checkpoints = [f for f in files if f.base_name[_DIGITS:] == CHECKPOINT and _is_older(f, before)]
         if checkpoints and self._is_bronze:
-            newest = max(map(_version_of, files))
-            # If no entry that is left names the topics, none is needed for that.
-            named = (newest - number for number, info in enumerate(self.infos(newest, -1)) if SOURCES in info)
-            needed = next(named, newest)
+            needed = self._naming_topics(max(map(_version_of, files)))
             checkpoints = [file for file in checkpoints if _version_of(file) <= needed]
         kept_from = max(map(_version_of, checkpoints), default=0)
         return sorted((file for file in files if _version_of(file) < kept_from), key=lambda file: str(file.base_name))
+
+    def _naming_topics(self, newest: int) -> int:
+        """The last version whose entry names the topics; the newest one if no entry that is left does: none is needed then."""
+        named = (newest - number for number, info in enumerate(self.infos(newest, -1)) if SOURCES in info)
+        return next(named, newest)
 
     def _delete(self, file: pafs.FileInfo) -> None:
         with suppress(FileNotFoundError):  # another run has deleted it

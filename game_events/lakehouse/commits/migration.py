@@ -66,14 +66,26 @@ def changes(lakehouse: Lakehouse) -> Iterator[Change]:
         if becomes is not None and _is_copied(becomes):
             yield Change(table, is_marked=True, becomes=becomes)
             continue
-        handle = table.open_of_any_format()
-        if handle is None:
-            continue
-        is_old = is_former(handle, key)
-        lists = tuple(name for name in _files(lakehouse, table) if _LIST.fullmatch(name)) if key == QUARANTINE else ()
-        if is_old or lists or becomes is not None:
-            ids = {old: new for old, (new, _) in _new_ids(table, handle).items()} if is_old else {}
-            yield Change(table, ids, not is_old, becomes, lists)
+        change = _unfinished(lakehouse, table, becomes)
+        if change is not None:
+            yield change
+
+
+def _unfinished(lakehouse: Lakehouse, table: Table, becomes: Table | None) -> Change | None:
+    """What is left to be changed of a table that is not copied; None: nothing, or there is no table."""
+    handle = table.open_of_any_format()
+    if handle is None:
+        return None
+    is_old = is_former(handle, table.key)
+    lists = _former_lists(lakehouse, table) if table.key == QUARANTINE else ()
+    if not (is_old or lists or becomes is not None):
+        return None
+    ids = {old: new for old, (new, _) in _new_ids(table, handle).items()} if is_old else {}
+    return Change(table, ids, not is_old, becomes, lists)
+
+
+def _former_lists(lakehouse: Lakehouse, table: Table) -> tuple[str, ...]:
+    return tuple(name for name in _files(lakehouse, table) if _LIST.fullmatch(name))
 
 
 def apply(lakehouse: Lakehouse, change: Change) -> None:

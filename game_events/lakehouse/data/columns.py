@@ -262,16 +262,22 @@ def describe(table: Table, handle: AnyTable, wanted: pa.Schema, description: str
         return handle
     table.require_writable()
     try:
-        alter = handle.alter
-        if new:
-            alter.add_columns(new, post_commithook_properties=KEEP_LOG)
-        for column, values in changed.items():
-            alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
-        if description is not None:
-            alter.set_table_description(description, post_commithook_properties=KEEP_LOG)
+        _write_descriptions(handle, new, changed, description)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
     return table.open() or handle
+
+
+def _write_descriptions(
+    handle: AnyTable, new: list[Field], changed: Mapping[str, dict[str, str]], description: str | None
+) -> None:
+    alter = handle.alter
+    if new:
+        alter.add_columns(new, post_commithook_properties=KEEP_LOG)
+    for column, values in changed.items():
+        alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
+    if description is not None:
+        alter.set_table_description(description, post_commithook_properties=KEEP_LOG)
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:

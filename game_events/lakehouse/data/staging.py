@@ -239,8 +239,7 @@ class StagedWriter:
         self._name = f"{self._folder}{new_name(codec)}"
         self._sink = system.open_output_stream(prefix + self._name)
         floating = floating_columns(self.schema)
-        # The columns without floating-point numbers, or True: all.
-        exact = [path for f in self.schema for path, _ in leaves(f) if path not in floating] if floating else True
+        exact = _exact_columns(self.schema, floating)
         self._nulls = {name: 0 for name in self.schema.names if name in floating}
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -432,6 +431,11 @@ def new_name(codec: str) -> str:
     return f"part-{uuid.uuid4()}.{_FORM}.{codec}.parquet"
 
 
+def _exact_columns(schema: pa.Schema, floating: frozenset[str]) -> list[str] | bool:
+    """Paths of the Parquet columns without floating-point numbers; True: all."""
+    return [path for f in schema for path, _ in leaves(f) if path not in floating] if floating else True
+
+
 def is_current(path: str) -> bool:
     """Whether a file's name says that its statistics are as this module describes them."""
     return _CURRENT.search(PurePosixPath(path).name) is not None
@@ -483,9 +487,10 @@ def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls:
             counts[name] = nulls[name]
             continue
         parts = [group.column(index).statistics for group in groups]
-        if any(part is None or not part.has_null_count for part in parts):
+        count = _null_count(parts)
+        if count is None:
             continue
-        counts[name] = sum(part.null_count for part in parts)
+        counts[name] = count
         bounds = _bounds(parts) if has_bounds else None
         if bounds is not None:
             low[name], high[name] = bounds
@@ -493,13 +498,25 @@ def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls:
     return json.dumps(statistics, ensure_ascii=False)
 
 
+def _null_count(parts: Sequence[pq.Statistics | None]) -> int | None:
+    """Number of NULLs of a column, by the statistics of its row groups; None: it is not known."""
+    total = 0
+    for part in parts:
+        if part is None or not part.has_null_count:
+            return None
+        total += part.null_count
+    return total
+
+
 def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
     """Lowest and highest value of a column as JSON, by the statistics of its row groups; None: they are not known."""
     with_values = [part for part in parts if part.has_min_max or part.num_values]
-    if not with_values or not all(part.has_min_max for part in with_values):
+    if not all(part.has_min_max for part in with_values):
         return None
+    lows = (part.min for part in with_values)
+    highs = (part.max for part in with_values)
     try:
-        bounds = _plain(min(part.min for part in with_values)), _plain(max(part.max for part in with_values))
+        bounds = _plain(min(lows, default=None)), _plain(max(highs, default=None))
     except OverflowError:  # a time outside the years 1 to 9999, as a Kafka timestamp may be
         return None
     return None if None in bounds else bounds

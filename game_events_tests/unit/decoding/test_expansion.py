@@ -93,6 +93,14 @@ def test_the_bound_is_exact():
     assert elements(decoded) == {0: FITS}
 
 
+def test_a_long_damaged_record_that_ends_a_group_which_was_not_opened_is_refused_alone():
+    plan = plan_of(registered("PROTOBUF", HEAD + PROTOBUF["list"][0]))
+    long = EMPTY * (FITS - 1)
+    decoded = decode(plan, [framed(b"\0" + text) for text in (long, long + b"\4\0", EMPTY)])
+    assert reasons_by_position(decoded) == {1: Reason.MALFORMED}
+    assert elements(decoded) == {0: FITS - 1, 2: 1}
+
+
 @pytest.mark.parametrize("kind", ["int32", "double"])
 def test_numbers_that_are_packed_count_by_what_they_are(kind):
     one = b"\0" * (8 if kind == "double" else 1)
