@@ -140,13 +140,17 @@ def _stage_from_tables(
     failpoints.reach("silver_replanned")
     for game in starts.keys() - result.games - result.failed.keys():
         start = starts[game]
-        # All its rows are gone from bronze: the silver table is the only one that has them.
-        expired = start.handle is not None and start.last_batch_in_table is None and not pipeline.extensions.transformed(game)
+        expired = _is_only_copy(pipeline, game, start)
         if expired or not start.replace:
             del starts[game]
             if start.handle is not None and not expired:
                 passed.done[game] = start.read_after  # bronze has no new rows of the game
     return starts, result
+
+
+def _is_only_copy(pipeline: Pipeline, game: str, start: GameStart) -> bool:
+    """Whether only the silver table has the rows of a game of which bronze has none: all of them are gone from bronze."""
+    return start.handle is not None and start.last_batch_in_table is None and not pipeline.extensions.transformed(game)
 
 
 def _starts_with_due_rows(
