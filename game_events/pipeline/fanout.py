@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -159,9 +160,7 @@ class OnePass:
         # Silver must lack nothing but the next micro-batch and what is held, and not write larger files by itself.
         all_admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
         is_behind = not self._is_of(selection(bronze, state.floor(Layer.SILVER)))
-        files = [file for of_game in self._held[1].files.values() for file in of_game] if self._held is not None else []
-        are_small = sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
-        if not all_admitted or is_behind or are_small:
+        if not all_admitted or is_behind or self._has_small_files():
             self.drop()
             return None
         return OnePassTask(
@@ -169,8 +168,17 @@ class OnePass:
             Routing.of_all(settings, state.games),
             PartialAggregate(settings.entity_column, settings.key_column, settings.time_column),
             not settings.gold_columns and "gold" not in ruled,
-            None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS,
+            self._most_games(tasks),
         )
+
+    def _has_small_files(self) -> bool:
+        """Whether the held files have fewer rows than those that silver's own job would write."""
+        files = list(chain.from_iterable(self._held[1].files.values())) if self._held is not None else []
+        return sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
+
+    def _most_games(self, tasks: int) -> int | None:
+        """Games for which one of so many tasks writes files at most; None: any number, as each game gets one file."""
+        return None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS
 
     def staged(self, task: FanOut | None, result: FanOutResult) -> None:
         """Note what the workers have written of a micro-batch, before its commit."""

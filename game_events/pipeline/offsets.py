@@ -185,20 +185,25 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]
             offsets[Partition(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
-    gaps: list[Gap] = []
-    for topic, number, topic_id, start, end in _GAP.findall(str(entry.get("gaps", ""))):
-        gap = kind_of(known[topic][0]).gap if topic in known else Gap
-        gaps.append(gap(topic, topic_id, int(number), int(start), int(end) if end else None))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
-        tuple(gaps),
+        tuple(_gaps(str(entry.get("gaps", "")), known)),
         {topic: Partition(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),
     )
+
+
+def _gaps(text: str, known: Mapping[str, Sequence[str]]) -> list[Gap]:
+    """The gaps that a commit has recorded; `known`: topic -> its kind and id."""
+    gaps: list[Gap] = []
+    for topic, number, topic_id, start, end in _GAP.findall(text):
+        gap = kind_of(known[topic][0]).gap if topic in known else Gap
+        gaps.append(gap(topic, topic_id, int(number), int(start), int(end) if end else None))
+    return gaps
 
 
 def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:

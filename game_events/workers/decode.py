@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected
+from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
 from game_events.lakehouse.data.columns import (
     FILE_COLUMNS,
@@ -78,15 +78,27 @@ class OpenRecordFilter(ABC):
         if not unknown:
             return kept
         mask = undecodable(np.concatenate(unknown))
-        for item in rejected:
-            rest = _left(item.rows, mask[item.rows], note)
-            if len(rest):
-                kept.rejected.append(replace(item, rows=rest))
-        for rows, key in batch.undecoded:
-            rest = _left(rows, mask[rows], note)
-            if len(rest):
-                kept.undecoded.append((rest, key))
+        kept.rejected += _rejected_left(rejected, mask, note)
+        kept.undecoded += _undecoded_left(batch, mask, note)
         return kept
+
+
+def _rejected_left(rejected: list[Rejected], refused: Mask, note: Callable[[Rows], None]) -> list[Rejected]:
+    left = []
+    for item in rejected:
+        rest = _left(item.rows, refused[item.rows], note)
+        if len(rest):
+            left.append(replace(item, rows=rest))
+    return left
+
+
+def _undecoded_left(batch: DecodedBatch, refused: Mask, note: Callable[[Rows], None]) -> list[tuple[Rows, TypeKey]]:
+    left = []
+    for rows, key in batch.undecoded:
+        rest = _left(rows, refused[rows], note)
+        if len(rest):
+            left.append((rest, key))
+    return left
 
 
 def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:

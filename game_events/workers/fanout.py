@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -251,16 +251,13 @@ class Stage:
         if not self._rows:
             return
         task = self._task
-        routing = task.routing
         rows = pa.Table.from_batches(self._buffer).combine_chunks()
         self._buffer = []
         self._rows = 0
         self._bytes = 0
         order, by_game = parts_by_game(rows, task.game_column)
-        parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
-        self._new |= parts.keys() - routing.known
-        too_many_new = routing.room is not None and len(self._new) > routing.room
-        if too_many_new or (task.most_games is not None and len(self._writers.keys() | parts) > task.most_games):
+        parts = self._routed(by_game)
+        if self._has_too_many(parts.keys()):
             self.give_up()
         if not parts or self.result.crowded:
             return
@@ -275,9 +272,27 @@ class Stage:
         # Each game's part keeps the whole sorted table in memory: count the table.
         self._held += size
         if self._held > self._task.held_bytes:
-            self._held = 0
-            for game, writer in self._writers.items():
-                self._try(game, writer.flush)
+            self._flush()
+
+    def _routed(self, by_game: Mapping[Any, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """The parts that the routing takes; notes which games are new, and the rows of the other names."""
+        routing = self._task.routing
+        parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
+        self._new |= parts.keys() - routing.known
+        return parts
+
+    def _has_too_many(self, games: Collection[str]) -> bool:
+        """Whether there are more new games than there is room for, or, with these, more than the task may write files of."""
+        room = self._task.routing.room
+        most = self._task.most_games
+        too_many_new = room is not None and len(self._new) > room
+        return too_many_new or (most is not None and len(self._writers.keys() | games) > most)
+
+    def _flush(self) -> None:
+        """Write what the files of all games hold in memory."""
+        self._held = 0
+        for game, writer in self._writers.items():
+            self._try(game, writer.flush)
 
     def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
         if self._splitter is not None:

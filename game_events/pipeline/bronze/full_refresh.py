@@ -234,6 +234,11 @@ class _FullRefresh:
         self.staged.bronze += files
         self.kept = sum(f.rows for f in files)
 
+    def _archive_noted(self) -> dict[str, int]:
+        """The archive that all rows are from; none if there are rows from elsewhere, which the archive may get later."""
+        has_others = self.kept or self.expired.quarantine.staying
+        return {Txn.ARCHIVE: 0} if has_others else archive_noted(self.bronze, self.pipeline.source)
+
     def planned(self) -> Commit:
         """The commit, which replaces bronze's files and counts what quarantine has."""
         bronze = self.bronze
@@ -246,9 +251,7 @@ class _FullRefresh:
         compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
         advance = {partition.app: offset for partition, offset in to.items()}
         advance |= identity(to)
-        # With rows from elsewhere, which the archive may get later.
-        has_others = self.kept or undecodable_kept
-        advance |= {Txn.ARCHIVE: 0} if has_others else archive_noted(bronze, self.pipeline.source)
+        advance |= self._archive_noted()
         advance |= epochs_unknown(partition for partition in to if partition not in self.end)
         advance |= epochs_noted(self.now, self.end)
         advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}

@@ -104,17 +104,11 @@ def load_bronze(
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
-    if intact_tables(pipeline, report) is None:
-        _create(pipeline, target, report)
-    complete_quarantine(pipeline, report)
-    for subject in pipeline.source.subjects(target.latest):
-        pipeline.catalog.ids_of(subject)
+    _prepare(pipeline, target, report)
     failures = 0
     while True:
         # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
-        tables = intact_tables(pipeline, report)
-        if tables is None:
-            raise ConflictError(f"{pipeline.bronze.name} was removed while the run was at work")
+        tables = _tables_still_there(pipeline, report)
         is_first = not report.batches and failures == 0
         now = target if is_first else pipeline.source.snapshot()
         plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
@@ -125,9 +119,7 @@ def load_bronze(
             _commit_micro_batch(pipeline, tables, plan, plan.micro_batch, report, one_pass)
         except (ConflictError, PySparkException, Py4JJavaError) as error:
             failures += 1
-            # Spark refuses to read fewer records than planned.
-            is_outdated = isinstance(error, ConflictError) or went_meanwhile(pipeline, plan.micro_batch)
-            if failures >= ATTEMPTS or not is_outdated:
+            if not _may_succeed_again(pipeline, plan.micro_batch, error, failures):
                 raise
             continue
         if max_commits is not None and len(report.batches) >= max_commits:
@@ -135,6 +127,29 @@ def load_bronze(
     _report_source(pipeline, plan, report)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     return max([counter(tables[0], Txn.BATCH), *report.batches])
+
+
+def _prepare(pipeline: Pipeline, target: SourceSnapshot, report: RunReport) -> None:
+    """Make bronze unless it is there, complete quarantine, and ask for the schemas' ids of the source."""
+    if intact_tables(pipeline, report) is None:
+        _create(pipeline, target, report)
+    complete_quarantine(pipeline, report)
+    for subject in pipeline.source.subjects(target.latest):
+        pipeline.catalog.ids_of(subject)
+
+
+def _tables_still_there(pipeline: Pipeline, report: RunReport) -> Tables:
+    tables = intact_tables(pipeline, report)
+    if tables is None:
+        raise ConflictError(f"{pipeline.bronze.name} was removed while the run was at work")
+    return tables
+
+
+def _may_succeed_again(pipeline: Pipeline, part: MicroBatch, error: Exception, failures: int) -> bool:
+    """Whether a micro-batch that failed, as so many before, is planned again: its plan is outdated."""
+    # Spark refuses to read fewer records than planned.
+    is_outdated = isinstance(error, ConflictError) or went_meanwhile(pipeline, part)
+    return is_outdated and failures < ATTEMPTS
 
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
@@ -379,6 +394,11 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
         others = math.inf
         topic_ids = rows.column("_kafka_topic_id")
         rows = rows.filter(pc.is_in(topic_ids, value_set=pa.array([topic_id for topic_id, _ in first], topic_ids.type)))
+    return _offsets_from(rows, first, others)
+
+
+def _offsets_from(rows: pa.Table, first: Mapping[tuple[str, int], int], others: float) -> Decided:
+    """(Topic id, partition) -> the rows' offsets from the partition's first one; from `others`, where it has none."""
     decided = defaultdict[tuple[str, int], set[int]](set)
     for topic_id, number, offset in zip(*(rows.column(name).to_pylist() for name in COORDINATES), strict=True):
         if offset >= first.get((topic_id, number), others):

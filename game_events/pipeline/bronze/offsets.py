@@ -52,23 +52,33 @@ class Changes:
 
 def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
-    read = {_topic_of(partition) for partition in reached}
-    new = {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
+    new = _topics_not_read(now, reached)
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
         _refuse_another_source(known, now)
     difference = Changes()
     if settings.kafka_assign:
-        # Partitions of known topics that the settings did not assign before; without the setting an added one is read from 0.
-        added = (partition for partition in now.latest.keys() - reached.keys() if _topic_of(partition) in read)
-        difference.start = {partition: now.earliest[partition] for partition in added}
+        # Partitions that the settings did not assign before; without the setting an added one is read from 0.
+        difference.start = _starts_of_added(now, reached)
     for topic, partitions in new.items():
         _note_new(difference, handle, now, known, topic, partitions)
-    for name in sorted(known.keys() - {partition.topic for partition in now.latest}):
-        if source.wants(name):
-            difference.gaps += _rest(handle, name, known[name].topic_id)
+    for name in filter(source.wants, sorted(known.keys() - {partition.topic for partition in now.latest})):
+        difference.gaps += _rest(handle, name, known[name].topic_id)
     return difference
+
+
+def _topics_not_read(now: SourceSnapshot, reached: Offsets) -> dict[tuple[str, str, str], list[Partition]]:
+    """The partitions of each topic of which bronze has no offset."""
+    read = {_topic_of(partition) for partition in reached}
+    return {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
+
+
+def _starts_of_added(now: SourceSnapshot, reached: Offsets) -> Offsets:
+    """First offsets of the partitions that bronze has not read, of topics that it has."""
+    read = {_topic_of(partition) for partition in reached}
+    added = (partition for partition in now.latest.keys() - reached.keys() if _topic_of(partition) in read)
+    return {partition: now.earliest[partition] for partition in added}
 
 
 def _note_new(
@@ -99,9 +109,9 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
     if not alone and not any(kind_of(kind).alone for kind, _ in before):
         return
     if alone.keys() != before.keys():
-        was, named = (", ".join(sorted({name for _, name in ids})) for ids in (before, _ids(now.latest)))
         raise ConfigurationError(
-            f"bronze_events was made from {was}, and the settings name {named}: one bronze has one source. Set "
+            f"bronze_events was made from {_names(before)}, and the settings name {_names(_ids(now.latest))}: "
+            "one bronze has one source. Set "
             "GAME_EVENTS_LAKEHOUSE to another folder, or GAME_EVENTS_SOURCE_TABLE and the topics back"
         )
     changed = [name for (kind, name), topic_id in alone.items() if before[kind, name] != topic_id]
@@ -116,6 +126,11 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
 def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
     """(Kind, topic) -> id."""
     return {(partition.kind, partition.topic): partition.topic_id for partition in partitions}
+
+
+def _names(ids: Iterable[tuple[str, str]]) -> str:
+    """The topics of (kind, topic), for messages."""
+    return ", ".join(sorted({name for _, name in ids}))
 
 
 def topics_known(handle: DeltaTable) -> Mapping[str, Partition]:
@@ -184,10 +199,7 @@ class OffsetPlan:
         if difference.anything:
             # Even without a record to read: bronze learns of the change by the commit.
             batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | difference.start, unit=now.unit)
-            settled = {partition: batch.reached[partition] for partition in difference.settle if partition not in batch.end}
-            gaps = (*difference.gaps, *batch.gaps)
-            joined = tuple(difference.joined)
-            batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=joined)
+            batch = _with_changes(batch, difference)
         if batch is not None:
             batch = replace(batch, gaps=(*batch.gaps, *source.missing(batch)))
             refuse_unless_recorded(settings, batch.gaps, now)
@@ -219,6 +231,14 @@ def epochs_unknown(partitions: Iterable[Partition]) -> dict[str, int]:
     return {partition.epoch_app: LAST_EPOCH for partition in partitions}
 
 
+def _with_changes(batch: MicroBatch, difference: Changes) -> MicroBatch:
+    """The micro-batch, whose commit records the changes of the topics, too."""
+    settled = {partition: batch.reached[partition] for partition in difference.settle if partition not in batch.end}
+    gaps = (*difference.gaps, *batch.gaps)
+    joined = tuple(difference.joined)
+    return replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=joined)
+
+
 def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
     """Stop before records are skipped that have offsets of lost ones, where the broker keeps and returns epochs.
 
@@ -232,24 +252,29 @@ def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reac
         DataError: a partition's log was cut below bronze's offset, and is longer by now.
         ConfigurationError, TransientError: the broker refuses or does not answer.
     """
-    read = {partition: txn(bronze, partition.epoch_app) for partition in reached.keys() & now.epochs.keys()}
-    known = {partition: epoch for partition, epoch in read.items() if epoch is not None}
+    known = _epochs_read(bronze, reached.keys() & now.epochs.keys())
     changed = {partition: reached[partition] for partition, epoch in known.items() if now.epochs[partition] > epoch}
     if not changed:
         return
     before = source.epochs_before(now, changed)
     later = {partition: epoch for partition, epoch in before.items() if epoch > known[partition]}
     if later:
-        named = "; ".join(
+        cut = [
             f"{partition}: bronze is at {changed[partition]} and has read up to leader epoch {known[partition]}, "
             f"the record before it is of epoch {epoch}"
             for partition, epoch in sorted(later.items())
-        )
+        ]
         raise DataError(
-            f"{named}. So the broker has lost records that bronze has (an unclean election, or a restored copy), and others "
-            "have their offsets, which bronze has passed. Nothing was read. Restore the broker's data; or delete and recreate "
-            "the topic; or replace bronze by what is there now (`game-events run --full-refresh bronze`)"
+            f"{'; '.join(cut)}. So the broker has lost records that bronze has (an unclean election, or a restored copy), and "
+            "others have their offsets, which bronze has passed. Nothing was read. Restore the broker's data; or delete and "
+            "recreate the topic; or replace bronze by what is there now (`game-events run --full-refresh bronze`)"
         )
+
+
+def _epochs_read(bronze: DeltaTable, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Partition -> the leader's epoch when bronze has read it last, where bronze stores one."""
+    read = {partition: txn(bronze, partition.epoch_app) for partition in partitions}
+    return {partition: epoch for partition, epoch in read.items() if epoch is not None}
 
 
 def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
@@ -317,16 +342,20 @@ def refuse_unless_recorded(
     if not gaps or settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
-    gone = {gap.topic for gap in gaps if gap.end is None}
-    there = now.latest if now is not None else {}
-    ids = sorted({(partition.topic, partition.topic_id) for partition in there if partition.topic in gone})
-    again = "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
+    again = _recreated(gaps, now.latest) if now is not None else ""
     holder = class_of(settings).holder(settings)
     raise DataError(
         f"{what} that {holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
         f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "
         f"{class_of(settings).loss_advice}"
     )
+
+
+def _recreated(gaps: tuple[Gap, ...], there: Iterable[Partition]) -> str:
+    """Sentences about the topics of the gaps that are there again, with other ids."""
+    gone = {gap.topic for gap in gaps if gap.end is None}
+    ids = sorted({(partition.topic, partition.topic_id) for partition in there if partition.topic in gone})
+    return "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
 
 
 def loss_messages(gaps: tuple[Gap, ...]) -> list[str]:

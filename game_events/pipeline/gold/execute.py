@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from operator import and_
 
 import pyarrow as pa
@@ -147,13 +148,9 @@ def _aggregated(
     try:
         rows = _new_aggregates(run, plans, columns, few=few)
         schema = arrow_schema(rows.drop(GAME), aggregate)
-        selected = {game: plan.old for game, plan in plans.items() if plan.old.files}
-        if not selected:
+        kept = _old_rows(run, plans, schema, has_rules=has_rules)
+        if kept is None:
             return rows, schema, None
-        small = [game for game, old in selected.items() if old.rows_known and old.rows <= SMALL_GAME_ROWS]
-        as_whole = frozenset(small if aggregate.mode == "merge" and not has_rules else ())
-        files = {game: old.paths for game, old in selected.items()}
-        kept = OldRows(run.pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, as_whole)
         if aggregate.mode == "merge":
             rows = _merged(aggregate, rows, kept.added_to(_by_game(rows, tasks)))
         return rows, schema, kept.without_small()
@@ -162,11 +159,27 @@ def _aggregated(
     except Exception as error:
         if is_session_lost(error):
             raise
-        unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
-        reason = next((line for line in str(error).splitlines() if line.strip()), "").split(" SQLSTATE")[0]
-        names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
-        what = f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason}"
-        raise ExtensionError(what) from error
+        raise ExtensionError(_why_raised(aggregate, error, columns, clashes)) from error
+
+
+def _old_rows(run: GoldRun, plans: Mapping[str, GamePlan], schema: pa.Schema, *, has_rules: bool) -> OldRows | None:
+    """The rows of gold that the plans name; None: there are none."""
+    aggregate = run.aggregate
+    selected = {game: plan.old for game, plan in plans.items() if plan.old.files}
+    if not selected:
+        return None
+    small = [game for game, old in selected.items() if old.rows_known and old.rows <= SMALL_GAME_ROWS]
+    as_whole = frozenset(small if aggregate.mode == "merge" and not has_rules else ())
+    files = {game: old.paths for game, old in selected.items()}
+    return OldRows(run.pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, as_whole)
+
+
+def _why_raised(aggregate: GoldAggregate, error: Exception, columns: StructType, clashes: Mapping[str, list[str]]) -> str:
+    """The message about an aggregate that raised, with silver's columns; `clashes`: column -> types that differ."""
+    unlike = "".join(f" Column {c} is {' and '.join(types)} in different games." for c, types in sorted(clashes.items()))
+    reason = next((line for line in str(error).splitlines() if line.strip()), "").split(" SQLSTATE")[0]
+    names = ", ".join(name for name in columns.fieldNames() if not name.startswith("_"))
+    return f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason}"
 
 
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
@@ -204,6 +217,12 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
     every = {game: plan for game, plan in plans.items() if plan.same_keys is None}
     if not some:
         return new_rows(run.pipeline, every, columns, few=few)
+    rows = _rows_of_same_keys(run, some, columns, few=few)
+    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
+
+
+def _rows_of_same_keys(run: GoldRun, some: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
+    """All rows of silver with the keys of new rows, of games whose plans name the files of these rows."""
     names = {column: f"_changed_{n}" for n, column in enumerate((GAME, *run.aggregate.keys))}
     changed = new_rows(run.pipeline, some, columns, few=few)
     changed = changed.select(*(F.col(quoted(column)).alias(name) for column, name in names.items())).distinct()
@@ -212,8 +231,7 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
     rows = rows.withColumn(GAME, F.col(quoted(run.pipeline.settings.entity_column)))
     # NULL is a key, too.
     same = reduce(and_, (F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in names.items()))
-    rows = rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
-    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
+    return rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
@@ -285,11 +303,17 @@ def new_rows(
         columns = StructType([f for f in columns.fields if f.name in {*needed, entity, "_batch"}])
         rows = _by_size_of_file(pipeline, {game: plan.new for game, plan in plans.items()}, columns, few=few)
     if not all(plan.new.exact for plan in plans.values()):
-        limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
-        bounds = F.broadcast(spark.createDataFrame(limits))
-        rows = rows.join(bounds, F.col(quoted(entity)) == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM)).drop(_NAME, _FROM)
+        rows = _of_later_batches(pipeline, rows, plans)
     rows = rows.withColumn(GAME, F.col(quoted(entity)))
     return rows.coalesce(1) if few else rows
+
+
+def _of_later_batches(pipeline: Pipeline, rows: DataFrame, plans: Mapping[str, GamePlan]) -> DataFrame:
+    """The rows above the batch from which each game's plan reads."""
+    limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
+    bounds = F.broadcast(pipeline.spark.createDataFrame(limits))
+    entity = F.col(quoted(pipeline.settings.entity_column))
+    return rows.join(bounds, entity == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM)).drop(_NAME, _FROM)
 
 
 def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], columns: StructType, *, few: bool) -> DataFrame:
@@ -302,7 +326,7 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
         large += heavy.files
         count += light.rows
     if not small or (large and len(small) * OPEN_S - count * ROW_S < BOTH_S):
-        return read_files(pipeline.spark, [uri for of_game in files.values() for uri in of_game.files], columns)
+        return read_files(pipeline.spark, list(chain.from_iterable(of_game.files for of_game in files.values())), columns)
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
     schema = pa.schema(Schema.from_json(columns.json()))
     tasks = 1 if few else 1 + count // TASK_ROWS
@@ -334,6 +358,11 @@ def taken_partials(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePas
             fitting[game] = rows
     if not fitting or RuleColumns.of(run.pipeline.rules, "gold", GAME).rules:
         return {}
+    return _of_first_types(fitting)
+
+
+def _of_first_types(fitting: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """The games whose partial rows have the types of the first one's: one job merges them."""
     first = next(iter(fitting.values()))
     return {game: rows for game, rows in fitting.items() if rows.schema == first.schema}
 

@@ -37,7 +37,7 @@ from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Mark, Progress
-from game_events.lakehouse.tables import add_actions, names_of, table_id
+from game_events.lakehouse.tables import Table, add_actions, names_of, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import CheckResult
 from game_events.pipeline.silver.stage import SilverInput
@@ -120,13 +120,8 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     again = _is_made_again(run, gold, taken)
     if taken == batch and not again:
         return None
-    settings = run.pipeline.settings
-    there = names_of(silver) | set(known)
-    missing = [repr(column) for column in (settings.key_column, settings.time_column) if column not in there]
-    if missing and has_shipped_columns(aggregate):  # Spark names those that custom aggregates lack
-        raise DataError(f"silver has no column {', '.join(missing)}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
-    keys_are_nested = not (nested | _nested(silver)).isdisjoint(aggregate.keys)
-    full = again or aggregate.mode == "recompute" or keys_are_nested
+    _require_key_and_time(run, silver, known)
+    full = again or _needs_all_rows(aggregate, nested | _nested(silver))
     above = 0 if full else int(taken or 0)
     return GamePlan(
         game,
@@ -139,9 +134,27 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
         commits=txn(gold, Txn.COMMITS),  # read now: during a long job the log may lose what the commit needs
         above=above,
         new=selection(silver, above),
-        old=FileSelection("", ()) if gold is None or full else selection(gold),
+        old=_to_merge_with(gold, full=full),
         same_keys=selection(silver) if aggregate.mode == "by_key" and not full else None,
     )
+
+
+def _require_key_and_time(run: GoldRun, silver: DeltaTable, known: Collection[str]) -> None:
+    settings = run.pipeline.settings
+    there = names_of(silver) | set(known)
+    missing = [repr(column) for column in (settings.key_column, settings.time_column) if column not in there]
+    if missing and has_shipped_columns(run.aggregate):  # Spark names those that custom aggregates lack
+        raise DataError(f"silver has no column {', '.join(missing)}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
+
+
+def _needs_all_rows(aggregate: GoldAggregate, nested: Collection[str]) -> bool:
+    """Whether new rows cannot be merged with old ones; `nested`: columns that Arrow does not compare."""
+    return aggregate.mode == "recompute" or not set(aggregate.keys).isdisjoint(nested)
+
+
+def _to_merge_with(gold: DeltaTable | None, *, full: bool) -> FileSelection:
+    """The files of gold with the rows that new ones are merged with; none if all rows are aggregated again."""
+    return FileSelection("", ()) if gold is None or full else selection(gold)
 
 
 def _is_made_again(run: GoldRun, gold: DeltaTable | None, taken: int | None) -> bool:
@@ -164,6 +177,29 @@ def _nested_names(table: DeltaTable) -> frozenset[str]:
     return frozenset(f.name for f in table.schema().fields if not isinstance(f.type, PrimitiveType))
 
 
+def _asks_for_other_columns(run: GoldRun, declared: int | None, definition: int | None) -> bool:
+    """Whether a full refresh or a change of the setting does; a declaration in code may change types unnoticed."""
+    return run.full or definition is None or (run.built_in and declared != definition)
+
+
+def _refuse_other_types(
+    aggregate: GoldAggregate, table: Table, gold: DeltaTable | None, schema: pa.Schema, files: list[StagedFile]
+) -> None:
+    other = changed_types(gold, schema) if gold is not None else []
+    if other:
+        discard(table, files)
+        raise DataError(
+            f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
+            f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
+        )
+
+
+def _whose(run: GoldRun, plan: GamePlan, table: Table) -> str:
+    """Whose rows a table of gold has, for its description."""
+    words = run.pipeline.settings.names
+    return f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
+
+
 def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> Commit:
     """The commit of a plan and its staged files: they replace the aggregate that the plan was made from.
 
@@ -174,15 +210,8 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     table = run.pipeline.lakehouse.gold(plan.game, aggregate.name)
     declared = declared_in(gold, aggregate)
     definition = definition_for(gold, aggregate)
-    # A declaration in code may change types unnoticed; a change of the setting asks for other columns, as a full refresh does.
-    asked = run.full or definition is None or (run.built_in and declared != definition)
-    other = [] if asked or gold is None else changed_types(gold, schema)
-    if other:
-        discard(table, files)
-        raise DataError(
-            f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
-            f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
-        )
+    if not _asks_for_other_columns(run, declared, definition):
+        _refuse_other_types(aggregate, table, gold, schema, files)
     # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
     expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: plan.commits}
     advance = {plan.app: plan.batch, Txn.COMMITS: (plan.commits or 0) + 1}
@@ -191,8 +220,6 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         app = Txn.AGGREGATE.of(aggregate.name)
         expected[app] = declared
         advance[app] = definition
-    words = run.pipeline.settings.names
-    whose = f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
     info = {BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
     if aggregate.definition:
         info["definition"] = aggregate.definition
@@ -211,7 +238,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         # Without a new row of this game its files stay.
         rewritten=frozenset(plan.old.paths if files else ()),
         info=info,
-        description=f"{whose}: {aggregate.description}"[:1_000],
+        description=f"{_whose(run, plan, table)}: {aggregate.description}"[:1_000],
     )
 
 
@@ -375,14 +402,19 @@ def null_notices(
         if not stats or any(of_file["nullCount"].get(column) != of_file["numRecords"] for of_file in stats):
             continue
         wanted = settings.key_column if column == settings.key_column else settings.time_column
-        names = (field.name for field in silver.schema().fields)
-        others = sorted(name for name in names if name != wanted and is_of_any_kind(name, wanted))
-        elsewhere = f" There are columns of other kinds: {', '.join(others)} (docs/decoding.md)." if others else ""
+        elsewhere = _of_other_kinds(silver, wanted)
         sentences.append(
             f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "
             f"If its producers call it something else: {setting}"
         )
     return sentences
+
+
+def _of_other_kinds(silver: DeltaTable, wanted: str) -> str:
+    """A sentence about the columns of silver that are a column's values of other kinds; empty if there is none."""
+    names = (field.name for field in silver.schema().fields)
+    others = sorted(name for name in names if name != wanted and is_of_any_kind(name, wanted))
+    return f" There are columns of other kinds: {', '.join(others)} (docs/decoding.md)." if others else ""
 
 
 def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:

@@ -100,10 +100,8 @@ def refresh_own_gold(
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     postponed = []
-    for aggregate in pipeline.extensions.aggregates:
+    for aggregate in _aggregates_of(pipeline, chosen):
         layer = aggregate.layer
-        if chosen is not None and layer not in chosen:
-            continue
         if ignore_intervals or due(aggregate, state):
             games = (chosen or {}).get(layer)
             failed = (not_replaced or {}).get(layer)
@@ -112,6 +110,11 @@ def refresh_own_gold(
             postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
     report.add(GoldResult(postponed=postponed))
+
+
+def _aggregates_of(pipeline: Pipeline, layers: Collection[str] | None) -> list[GoldAggregate]:
+    """The custom aggregates of these layers; None: all of them."""
+    return [aggregate for aggregate in pipeline.extensions.aggregates if layers is None or aggregate.layer in layers]
 
 
 def _progress_of_all(
@@ -150,12 +153,10 @@ def _refresh(
 ) -> dict[str, str]:
     """Passes over the games until none lost a commit conflict, or attempts run out; returns failed game -> reason."""
     aggregate = run.aggregate
-    floor = state.floor(aggregate.layer)
     # Games that failed have a job of their own: their rows may be why.
     apart = state.failed_in(aggregate.layer)
-    if games is None:
-        games = {game for game, batch in state.games.items() if run.full or batch > floor} | apart
-    retry = {game for game in games if aggregate.applies_to(game) and game not in without}
+    asked = _changed_games(run, state) if games is None else games
+    retry = {game for game in asked if aggregate.applies_to(game) and game not in without}
     failed: dict[str, str] = {}
     for _ in range(GAME_ATTEMPTS):
         parts = [part for part in (retry - apart, retry & apart) if part]
@@ -169,6 +170,13 @@ def _refresh(
                 failed |= result.failed
             failed |= crashed
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
+
+
+def _changed_games(run: GoldRun, state: Progress) -> set[str]:
+    """Games above the low watermark, and those that failed; all games of a full refresh."""
+    floor = state.floor(run.aggregate.layer)
+    changed = {game for game, batch in state.games.items() if run.full or batch > floor}
+    return changed | state.failed_in(run.aggregate.layer)
 
 
 def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Collection[str]) -> Committed:

@@ -28,10 +28,11 @@ from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Progress
-from game_events.lakehouse.tables import UNIFIED, Layer, files_of, game_of_gold, is_game, paths, table_id, version_of
+from game_events.lakehouse.tables import UNIFIED, Layer, Table, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.plan import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import TableReport
 from game_events.spark.schemas import merged_columns
 
 
@@ -82,18 +83,30 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     names = state.failed_in(Layer.UNIFIED) | {game for game, batch in state.games.items() if batch > floor}
     replaced, whole = _extent(pipeline, unified, aggregate, names, full=full)
     if whole:  # games of a replaced bronze keep their gold
-        with_gold = {game for game in map(game_of_gold, pipeline.lakehouse.names()) if game is not None and is_game(game)}
-        names = state.games.keys() | with_gold
-    opened = for_games(sorted(names), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
-    unread = {game: why for game, why in opened.items() if isinstance(why, str)}
-    golds = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
-    copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
+        names = state.games.keys() | _games_with_gold(pipeline)
+    golds, unread = _opened(pipeline, aggregate, names)
+    copies = _copies(pipeline, None if replaced else unified)
     compared = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
     games = {game: differing for game, differing in compared.items() if differing is not None}
     gone = frozenset[str]()
     if whole and golds:  # without any gold the rows stay
         gone = gone.union(*(copies[game] for game in copies.keys() - golds.keys() - unread.keys()))
     return UnifiedPlan(unified, replaced, whole, games, gone, unread)
+
+
+def _games_with_gold(pipeline: Pipeline) -> set[str]:
+    """Games with a table of gold, by the names of the tables."""
+    return {game for game in map(game_of_gold, pipeline.lakehouse.names()) if game is not None and is_game(game)}
+
+
+def _opened(
+    pipeline: Pipeline, aggregate: GoldAggregate, games: Collection[str]
+) -> tuple[Mapping[str, DeltaTable], dict[str, str]]:
+    """Game -> its gold, if that has the aggregate's definition; and game -> why it cannot be read."""
+    opened = for_games(sorted(games), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
+    unread = {game: why for game, why in opened.items() if isinstance(why, str)}
+    golds = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
+    return golds, unread
 
 
 def _extent(
@@ -107,9 +120,10 @@ def _extent(
     return replaced, full or reshaped or restored(unified) or (replaced and bool(changed))
 
 
-def _copies(pipeline: Pipeline, unified: DeltaTable) -> Mapping[str, set[str]]:
+def _copies(pipeline: Pipeline, unified: DeltaTable | None) -> Mapping[str, set[str]]:
+    """Game -> paths of its files in a version of the unified table; None: there is no file to keep."""
     copies = defaultdict[str, set[str]](set)
-    for path in paths(unified):
+    for path in paths(unified) if unified is not None else ():
         copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
     return copies
 
@@ -138,13 +152,12 @@ def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
     texts = list(dict.fromkeys(table.schema().to_json() for table in tables))
     whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
     merged = pa.schema(Schema.from_json(whole.json()))
-    types: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = dict(zip(merged.names, merged.types, strict=True))
     fields: dict[str, pa.Field] = {}
     for text in reversed(texts):
         for field in pa.schema(Schema.from_json(text)):
             types.setdefault(field.name, field.type)  # where types differ, those of the table, the last one of all, stay
             fields[field.name] = field
-    types |= {field.name: field.type for field in merged}
     columns = [field.with_type(types[name]) for name, field in fields.items() if name != entity]
     return pa.schema([pa.field(entity, pa.string()), *columns])
 
@@ -189,8 +202,15 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
     handle = pipeline.tables.peek(table) if games else None
     if handle is None:
         return
+    landed = _landed(table, handle, games)
+    new = any(entry.new for entry in games) and handle.version() == 0
+    report.add_landed(Layer.UNIFIED, table, landed, pa.schema(handle.schema()), state.floor(Layer.GOLD), new=new)
+
+
+def _landed(table: Table, handle: DeltaTable, games: Collection[TableReport]) -> Landed:
+    """The table as the commits of these games have left it, as of one commit."""
     stored = files_of(handle)
-    landed = Landed(
+    return Landed(
         table.name,
         handle.version(),
         str(table_id(handle)),
@@ -200,8 +220,6 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
         sum(file.size for file in stored),
         comments=of_columns(handle, comments_in),
     )
-    new = any(entry.new for entry in games) and handle.version() == 0
-    report.add_landed(Layer.UNIFIED, table, landed, pa.schema(handle.schema()), state.floor(Layer.GOLD), new=new)
 
 
 def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress:

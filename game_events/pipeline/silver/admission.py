@@ -182,7 +182,20 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
     now = Admission.of(settings)
     if left.covers(now):
         return Counter(), left
-    routing = Routing(frozenset(settings.games))
+    let_in_rows, stays = _let_in_rows(pipeline, bronze, state)
+    known = {*state.games, *state.failed_in(Layer.SILVER)}
+    _, refused = admit(settings, known, {name: rows for name, rows in let_in_rows.items() if name not in known})
+    readmitted = Counter({name: rows for name, rows in let_in_rows.items() if name not in refused})
+    first = left.first if refused else stays
+    if first == NEVER:
+        return readmitted, LeftOut()
+    return readmitted, LeftOut(first, left.last, _both_lists(left.by, now))
+
+
+def _let_in_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> tuple[Counter[str], int]:
+    """Name -> rows that were left out, of names that the settings let in; and the first batch with such rows of other names."""
+    left = state.left_out
+    routing = Routing(frozenset(pipeline.settings.games))
     listed = state.failed_in(Layer.SILVER)
 
     def above(name: object) -> int:
@@ -199,15 +212,12 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
         if len(let_in_rows) > MOST_NAMES:
             kept = {name: rows for name, rows in let_in_rows.items() if name in state.games}
             let_in_rows = Counter(dict(let_in_rows.most_common(MOST_NAMES // 2)) | kept)
-    known = {*state.games, *listed}
-    _, refused = admit(settings, known, {name: rows for name, rows in let_in_rows.items() if name not in known})
-    readmitted = Counter({name: rows for name, rows in let_in_rows.items() if name not in refused})
-    first = left.first if refused else stays
-    if first == NEVER:
-        return readmitted, LeftOut()
-    # Lets in no name of the rows that stay left out: neither did the earlier lists, so two lists in turn end the search.
-    by = Admission(left.by.games | now.games) if left.by is not None and left.by.games and now.games else now
-    return readmitted, LeftOut(first, left.last, by)
+    return let_in_rows, stays
+
+
+def _both_lists(before: Admission | None, now: Admission) -> Admission:
+    """What lets in no name of the rows that stay left out: neither did the earlier lists, so two in turn end the search."""
+    return Admission(before.games | now.games) if before is not None and before.games and now.games else now
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ def settle(
     | the silver table is not at the batch that was planned from | retry | deleted by the commit |
     | else | committed | in quarantine and silver |
     """
-    rules = source.rules.rules
     failed = _failed(source, starts, result, report)
     ready = {game: start for game, start in starts.items() if game not in failed}
     bronze = source.pipeline.open_bronze()
@@ -58,6 +57,16 @@ def settle(
         if game not in retry
     }
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
+    _publish(source, starts, result, committed, report)
+    committed.again |= retry
+    committed.failed |= failed
+    return committed
+
+
+def _publish(
+    source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, committed: Committed, report: RunReport
+) -> None:
+    """Publish the versions that the commits made, and report their rows and rules."""
     for game, landed in sorted(committed.landed.items()):
         counts = result.counts.get(game)
         table = source.pipeline.lakehouse.silver(game)
@@ -65,10 +74,7 @@ def settle(
         schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
         if counts is not None:
-            report.add_rules(Layer.SILVER, game, rules, counts)
-    committed.again |= retry
-    committed.failed |= failed
-    return committed
+            report.add_rules(Layer.SILVER, game, source.rules.rules, counts)
 
 
 def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport) -> dict[str, str]:
@@ -88,17 +94,21 @@ def decide_rejections(
     source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
-    judged_again = [game for game, start in starts.items() if start.judge_again]
-    if not (source.rules.has("quarantine") or decisions.in_force or judged_again):
-        # This run decides nothing: decisions of a concurrent run with other rules hold for it, too.
-        return set(starts) if Decisions.read(source.pipeline, source.bronze.key).in_force else set()
+    judges_again = any(start.judge_again for start in starts.values())
+    if source.rules.has("quarantine") or decisions.in_force or judges_again:
+        return _commit_decisions(source, decisions, starts, result, report)
+    # This run decides nothing: decisions of a concurrent run with other rules hold for it, too.
+    return set(starts) if Decisions.read(source.pipeline, source.bronze.key).in_force else set()
+
+
+def _commit_decisions(
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
+) -> set[str]:
     due: dict[str, RejectionDecision] = {}
     for game, start in starts.items():
         target = next_incarnation(decisions, game, start) if start.judge_again else None
         due[game] = RejectionDecision(source.batch, result.rejected.get(game, []), target)
-    counts = {game: result.counts.get(game, RuleCounts()) for game in judged_again}
-    # Games with rows in quarantine that the rules of this run do not hold back.
-    released = {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
+    released = _released(decisions, starts, result)
     rewritten = noted(source, decisions, {game: starts[game] for game in released}) if released else Rewritten()
     landed, moved = decide(source.pipeline, decisions, due, rewritten)
     if landed is None:
@@ -111,6 +121,12 @@ def decide_rejections(
         with_rows = replace(landed, rows=reasons.total())
         report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
     return moved
+
+
+def _released(decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult) -> Mapping[str, RuleCounts]:
+    """Counts of the games with rows in quarantine that the rules of this run do not hold back."""
+    counts = {game: result.counts.get(game, RuleCounts()) for game, start in starts.items() if start.judge_again}
+    return {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
 
 
 def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:

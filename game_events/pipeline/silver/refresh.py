@@ -129,11 +129,38 @@ def _stage_from_tables(
 ) -> tuple[dict[str, GameStart], FanOutResult]:
     """Stage each game's rows above the batch of its own table."""
     pipeline = run.pipeline
+    allowed = sorted(game for game in games if is_allowed(pipeline, game))
+    starts = _starts_with_due_rows(run, decisions, passed, allowed)
+    if not starts:
+        return starts, FanOutResult()
+    pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
+    routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
+    lowest = min(start.read_after for start in starts.values())
+    result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions))
+    failpoints.reach("silver_replanned")
+    for game in starts.keys() - result.games - result.failed.keys():
+        start = starts[game]
+        expired = _is_only_copy(pipeline, game, start)
+        if expired or not start.replace:
+            del starts[game]
+            if start.handle is not None and not expired:
+                passed.done[game] = start.read_after  # bronze has no new rows of the game
+    return starts, result
+
+
+def _is_only_copy(pipeline: Pipeline, game: str, start: GameStart) -> bool:
+    """Whether only the silver table has the rows of a game of which bronze has none: all of them are gone from bronze."""
+    return start.handle is not None and start.last_batch_in_table is None and not pipeline.extensions.transformed(game)
+
+
+def _starts_with_due_rows(
+    run: SilverRun, decisions: Decisions, passed: PassResult, games: Collection[str]
+) -> dict[str, GameStart]:
+    """Where the games start whose tables lack rows, or are replaced; `passed` gets the other games."""
     batch = run.source.batch
     rejects = run.source.rules.has("quarantine") or decisions.in_force
-    allowed = sorted(game for game in games if is_allowed(pipeline, game))
     starts: dict[str, GameStart] = {}
-    for game, start in starts_of(run, decisions, allowed, redecide=run.full and rejects).items():
+    for game, start in starts_of(run, decisions, games, redecide=run.full and rejects).items():
         if isinstance(start, str):
             passed.failed[game] = start
         elif start.is_behind(batch):
@@ -142,22 +169,7 @@ def _stage_from_tables(
             passed.done[game] = start.read_after
         else:
             starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
-    result = FanOutResult()
-    if starts:
-        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
-        routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
-        lowest = min(start.read_after for start in starts.values())
-        result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions))
-        failpoints.reach("silver_replanned")
-    for game in starts.keys() - result.games - result.failed.keys():
-        start = starts[game]
-        # All its rows are gone from bronze: the silver table is the only one that has them.
-        expired = start.handle is not None and start.last_batch_in_table is None and not pipeline.extensions.transformed(game)
-        if expired or not start.replace:
-            del starts[game]
-            if start.handle is not None and not expired:
-                passed.done[game] = start.read_after  # bronze has no new rows of the game
-    return starts, result
+    return starts
 
 
 def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
@@ -245,19 +257,19 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Gam
     And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
     """
     floor = state.floor(Layer.SILVER)
-    if (
-        game in state.failed_in(Layer.SILVER)
-        or start.judge_again
-        or start.rejections_decided_to > (start.last_batch_in_table or 0)
-    ):
-        return False
-    if decisions.incarnation(game) > incarnation(start.handle):
+    if game in state.failed_in(Layer.SILVER) or _lacks_decided_rows(decisions, game, start):
         return False
     if start.handle is None:
         return not floor or (game not in state.games and not state.left_out_to(game))
     if start.last_batch_in_table is None:
         return not floor
     return not start.replace and max(state.games.get(game, 0), state.left_out_to(game)) <= start.last_batch_in_table <= floor
+
+
+def _lacks_decided_rows(decisions: Decisions, game: str, start: GameStart) -> bool:
+    """Whether quarantine has decided on rows that the game's table lacks, or decides on all of them again."""
+    is_ahead = start.rejections_decided_to > (start.last_batch_in_table or 0)
+    return start.judge_again or is_ahead or decisions.incarnation(game) > incarnation(start.handle)
 
 
 #: Noted for a game with pending rows that is not in the allow list.
@@ -339,12 +351,7 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
         run = replace(run, state=_with_readmitted(run))
         _pass_from_watermark(run, passed)
     else:
-        passed.retry.update(run.games or run.state.games)
-        if run.games is None:
-            passed.retry.update(new_games(pipeline, above=0))  # a redecode may have given a game to rows without one
-        if run.full:
-            # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
-            _note_replaced(run, passed.retry)
+        _list_asked_games(run, passed)
     noted = passed.retry & (run.state.games.keys() | run.state.failed_in(Layer.SILVER))
     # They stay listed, as their rows are below the low watermark then: a later run may allow them.
     left_out = (game for game in noted if not is_allowed(pipeline, game))
@@ -382,6 +389,16 @@ def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
     if erasures(bronze) != erasures(run.source.handle):
         raise _ErasedMeanwhileError(f"{bronze.table_uri}: people are being erased from it; run again")
     return run
+
+
+def _list_asked_games(run: SilverRun, passed: PassResult) -> None:
+    """List the games that the run was asked for in `passed.retry`."""
+    passed.retry.update(run.games or run.state.games)
+    if run.games is None:
+        passed.retry.update(new_games(run.pipeline, above=0))  # a redecode may have given a game to rows without one
+    if run.full:
+        # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
+        _note_replaced(run, passed.retry)
 
 
 def _pass_from_watermark(run: SilverRun, passed: PassResult) -> None:
@@ -483,8 +500,8 @@ def _progress(run: SilverRun, passed: PassResult, owed: dict[str, str], now: Pro
     floor = now.floor(Layer.SILVER)
     seen: Progress | None = run.state
     if not run.whole:  # failures of the other games stay
-        failed = ((game, why) for (layer, game), why in now.failed.items() if layer == Layer.SILVER)
-        owed = {game: why for game, why in failed if passed.done.get(game, -1) < floor}
+        failed = now.failed.items()
+        owed = {game: why for (layer, game), why in failed if layer == Layer.SILVER and passed.done.get(game, -1) < floor}
         seen = None
     elif floor >= run.state.floor(Layer.SILVER):  # else it was lost, and the failures with it: the next run reads all rows
         floor = run.source.batch
@@ -492,20 +509,24 @@ def _progress(run: SilverRun, passed: PassResult, owed: dict[str, str], now: Pro
     after = replace(after, redecided=max(passed.redecided, after.redecided))
     if run.games is None:
         after = _with_column(run, after, passed.failed, moved=floor > now.floor(Layer.SILVER))
-    if passed.replaced:
-        # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
-        after = after.pending_downstream(passed.replaced, note(run.pipeline, REPLACED))
-    # Later layers do not look below their low watermarks, which runs of this moment may move up to silver's.
-    reached = max(now.floors.values(), default=0)
-    late = [game for game, batch in passed.done.items() if now.games.get(game, 0) < batch <= reached]
-    if late:
-        after = after.pending_downstream(late, note(run.pipeline, LATE))
+    after = _with_pending_downstream(run, passed, now, after)
     if any(rows for why, rows in passed.unrouted.items() if why not in (INVALID, NO_NAME)):
         # The settings left rows out: other settings may let them in.
         by = Admission.of(run.pipeline.settings)
         first = run.state.floor(Layer.SILVER) + 1
         after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
     return after
+
+
+def _with_pending_downstream(run: SilverRun, passed: PassResult, now: Progress, after: Progress) -> Progress:
+    """The progress `after`, with the games that later layers would not look at by their low watermarks of `now`."""
+    if passed.replaced:
+        # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
+        after = after.pending_downstream(passed.replaced, note(run.pipeline, REPLACED))
+    # Later layers do not look below their low watermarks, which runs of this moment may move up to silver's.
+    reached = max(now.floors.values(), default=0)
+    late = [game for game, batch in passed.done.items() if now.games.get(game, 0) < batch <= reached]
+    return after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
 
 
 def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -66,10 +67,8 @@ def transformed(
     """
     if not transformations:
         return rows, source
-    named = sorted({game for transformation in transformations for game in transformation.games})
-    groups = defaultdict[tuple[SilverTransformation, ...], list[str]](list)
-    for game in named:
-        groups[tuple(transformation for transformation in transformations if transformation.applies_to(game))].append(game)
+    groups = _named_games(transformations)
+    named = sorted(chain.from_iterable(groups.values()))
     name = F.col(quoted(entity))
     branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
@@ -80,6 +79,14 @@ def transformed(
     whole = united(branches)
     schema = arrow_schema(whole, names, source)
     return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
+
+
+def _named_games(transformations: Sequence[SilverTransformation]) -> Mapping[tuple[SilverTransformation, ...], list[str]]:
+    """The transformations of each game that one of them names -> all games with these."""
+    groups = defaultdict[tuple[SilverTransformation, ...], list[str]](list)
+    for game in sorted({game for transformation in transformations for game in transformation.games}):
+        groups[tuple(transformation for transformation in transformations if transformation.applies_to(game))].append(game)
+    return groups
 
 
 def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
@@ -336,18 +343,13 @@ class Staging:
             ExtensionError: a transformation failed, or a rule ran out of stack.
             TransientError, ConfigurationError: the object store failed, not this code.
         """
-        # Rows that quarantine has as rejected are looked up of the games that may have some.
-        starts = (self.starts or {}).items()
-        asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
-        already_rejected = self.decisions.held_rows(self.source.pipeline, asked) if asked else None
+        already_rejected = self._already_rejected()
         outcome = _outcome(self.source, has_held_rows=already_rejected is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
         # How many games there are and how uneven, where that decides how the work is divided.
-        sample = Counter[object]()
-        if self.files.rows > TASK_ROWS and (by_workers or not games):
-            sample = self._games_in_sample()
+        sample = self._games_in_sample() if by_workers or not games else Counter[object]()
         games = games or len(sample)
         task = replace(self.task, outcome=outcome)
         try:
@@ -360,6 +362,12 @@ class Staging:
             if known is None:
                 raise
             raise known from error
+
+    def _already_rejected(self) -> DataFrame | None:
+        """Rows that quarantine has as rejected, of the games that may have some."""
+        starts = (self.starts or {}).items()
+        asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
+        return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
 
     def _read_by_workers(self, games: int, sample: Counter[object], outcome: RuleOutcome | None) -> FileRows | None:
         """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
@@ -410,7 +418,9 @@ class Staging:
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
     def _games_in_sample(self) -> Counter[object]:
-        """Name -> rows in the first row group of some files."""
+        """Name -> rows in the first row group of some files; none if there are few rows, which are not divided by it."""
+        if self.files.rows <= TASK_ROWS:
+            return Counter()
         bronze = self.source.pipeline.bronze
         entity = self.source.base.field(self.source.pipeline.settings.entity_column)
         step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
