@@ -47,8 +47,8 @@ class Plugin:
         checks: sequence of `TableCheck`: asset checks beside those of the core.
         doctor: function `(Settings) -> Mapping[str, Callable[[], str]]`: what `game-events doctor` checks beside the core, by
             name; the text is shown, a ConfigurationError or DataError is a failed check.
-        run_observer: function `(Pipeline, job, is_streaming) -> RunObserver`: is told what each run does.
-        command_run_ended: function `(DagsterInstance, Settings, run id)`: is told of each run of the command line at its end.
+        run_observer: function `(Pipeline, job, is_streaming) -> RunObserver`: gets what each run does.
+        command_run_ended: function `(DagsterInstance, Settings, run id)`: called at the end of each run of the command line.
         record_filter: function `(Pipeline, bronze) -> RecordFilter | None`: says which records must not be stored.
         erase_rejected: function `(Pipeline, records) -> int`: erases records of quarantine that the filter refuses later.
     """

@@ -189,8 +189,8 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
             {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}, "ops": {op.name: {"config": dict(config or {})}}},
             tags={**lakehouse_tag(settings), REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
         )
-        for told in parts("command_run_ended"):
-            told(instance, settings, ended.run_id)
+        for run_ended in parts("command_run_ended"):
+            run_ended(instance, settings, ended.run_id)
     return _result(ended)
 
 

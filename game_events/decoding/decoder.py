@@ -159,8 +159,9 @@ class BatchDecoder:
         paths: Counter[SchemaId] = Counter()
         for group in groups:
             schema_id = group.schema_id
-            key, whole = (schema_id, group.path), (schema_id, ())
-            unselected = self._unselected(key, whole)
+            key = (schema_id, group.path)
+            whole = (schema_id, ())
+            unselected = next((type_ for type_ in (key, whole) if type_ in self._plan.undecoded), None)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get(whole)
             # First, as types that are not selected need not be decodable.
             if unselected is not None:
@@ -181,9 +182,6 @@ class BatchDecoder:
                 detail = f"schema id {schema_id} has no message at {where}"
                 result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id))
         return known
-
-    def _unselected(self, *keys: TypeKey) -> TypeKey | None:
-        return next((key for key in keys if key in self._plan.undecoded), None)
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         refusal = bad.reason, bad.detail or bad.reason.explanation
@@ -252,7 +250,7 @@ _SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}
 def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules = NO_RULES) -> PayloadDecoder:
     """The decoder of one message type; DataError if there is no such type, or it cannot be decoded.
 
-    `rules`: of single bad values; None: the default, by which the record is bad.
+    `rules`: what becomes of single bad values; by default their record is bad.
     """
     return _DECODERS[type(schema)](schema, path, rules)
 

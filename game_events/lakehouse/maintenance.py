@@ -62,8 +62,11 @@ LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
 #: In maintenance: as few files as possible.
 FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
 
-#: Upper bound of the smallest size class in bytes; each next one is so many times larger.
-SMALLEST, FACTOR = 64 * 1024, 8
+#: Upper bound of the smallest size class.
+SMALLEST_CLASS_BYTES = 64 * 1024
+
+#: How many times larger each next size class is.
+CLASS_FACTOR = 8
 
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
@@ -105,10 +108,10 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
 
 
 def _size_class(size: int, goal: Goal) -> int:
-    if goal.files <= FACTOR:
+    if goal.files <= CLASS_FACTOR:
         return 0  # once: all sizes together
     number = 0
-    while size >= SMALLEST * FACTOR**number:
+    while size >= SMALLEST_CLASS_BYTES * CLASS_FACTOR**number:
         number += 1
     return number
 

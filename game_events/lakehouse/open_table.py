@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -217,7 +217,8 @@ class OpenTable(DeltaTable):
         self._version = known.version
         self._address = f"file://{quote(self.uri, safe=_UNQUOTED)}/"
         self._metadata = cast("Metadata", known.metadata)
-        self._once("schema", lambda: Schema.from_json(known.metadata.schema))
+        self._once("schema", lambda: _schema_of(known.metadata.schema))
+        self._once("json", lambda: known.metadata.schema)
         self._once("protocol", lambda: ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
         self.entry = known.entry
         self._transactions = dict(known.transactions)
@@ -420,6 +421,11 @@ class OpenTable(DeltaTable):
         self._transactions = before._known_transactions() | dict(transactions)
         if not before._has_many_files:
             self._remember_files((*(f for f in before.files() if unquote(f.path) not in removed), *added))
+
+
+@lru_cache(256)
+def _schema_of(text: str) -> Schema:  # the tables of most games have the same
+    return Schema.from_json(text)
 
 
 def of_columns(handle: DeltaTable, make: Callable[[DeltaTable], T]) -> T:

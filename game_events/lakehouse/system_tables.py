@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import compress, repeat
 from typing import Any, NamedTuple
 
@@ -429,7 +430,7 @@ def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
             case "searched":
                 more["searched"] = Search(batch, detail)
             case "counted":
-                counted[game] = GameRows(*json.loads(detail))
+                counted[game] = _counted_rows(detail)
                 more["counted"] = CountedRows(batch, counted)
     return replace(state, **more)
 
@@ -439,6 +440,20 @@ def _is_later(held: str, bronze_id: str) -> bool:
     there = BronzeIdentity.of_key(held)
     other = BronzeIdentity.of_key(bronze_id)
     return there.table_id == other.table_id and there.incarnation > other.incarnation
+
+
+#: Counts of games that are kept with their texts: most games have no new rows.
+CACHED_COUNTS = 8_192
+
+
+@lru_cache(CACHED_COUNTS)
+def _counted_detail(rows: GameRows) -> str:
+    return json.dumps(rows)
+
+
+@lru_cache(CACHED_COUNTS)
+def _counted_rows(detail: str) -> GameRows:
+    return GameRows(*json.loads(detail))
 
 
 def _rows(state: Progress) -> list[_Row]:
@@ -455,7 +470,7 @@ def _rows(state: Progress) -> list[_Row]:
         rows.append((silver, "decided_anew", None, state.redecided, None))
     if state.searched.at_s:
         rows.append((None, "searched", None, state.searched.at_s, state.searched.scope))
-    details = map(json.dumps, counted.games.values())
+    details = map(_counted_detail, counted.games.values())
     rows += zip(repeat(silver), repeat("counted"), counted.games, repeat(counted.batch), details, strict=False)
     return rows
 

@@ -80,7 +80,7 @@ def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTOR
     return sorted(made, key=lambda evaluation: evaluation.at)
 
 
-def newest(instance: DagsterInstance, key: dg.AssetCheckKey) -> Evaluation | None:
+def newest_evaluation(instance: DagsterInstance, key: dg.AssetCheckKey) -> Evaluation | None:
     """The newest evaluation of a check."""
     made = history(instance, key, NEWEST)
     return made[-1] if made else None
@@ -143,7 +143,7 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
 def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckEvaluation]:
     """The last result of each check, if it is of another run."""
     for key in checks:
-        made = newest(instance, key)
+        made = newest_evaluation(instance, key)
         if made is not None and made.run_id != run_id:
             yield _with_date(made)
 
@@ -169,7 +169,7 @@ def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
 
 def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
     """Whether the newest result of a check is a failure."""
-    made = newest(instance, key)
+    made = newest_evaluation(instance, key)
     return made is not None and not made.result.passed
 
 

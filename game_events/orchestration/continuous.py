@@ -87,7 +87,7 @@ class EventThrottle:
         now = self._clock()
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
-            ready = waiting if everything else self._whose_turn_it_is(waiting, now)
+            ready = waiting if everything else self._due(waiting, now)
             if not ready:
                 return None
             names = {entry.table for entry in ready}
@@ -109,11 +109,11 @@ class EventThrottle:
         with self._lock:
             self._pending = report.merge(self._pending)
 
-    def _whose_turn_it_is(self, waiting: Sequence[TableReport], now: float) -> list[TableReport]:
+    def _due(self, waiting: Sequence[TableReport], now: float) -> list[TableReport]:
         """Tables whose last event is long enough ago, no more than may have one at once."""
-        tables = len(self._reported_at.keys() - {BRONZE})
-        interval = {False: EVENT_S, True: max(EVENT_S, EVENT_S_BY_GAME * tables)}
-        return [e for e in waiting if now - self._last_event(e) >= interval[e.game is not None]][: self._at_once]
+        of_game = max(EVENT_S, EVENT_S_BY_GAME * len(self._reported_at.keys() - {BRONZE}))
+        due = [e for e in waiting if now - self._last_event(e) >= (EVENT_S if e.game is None else of_game)]
+        return due[: self._at_once]
 
     def _last_event(self, entry: TableReport) -> float:
         return self._reported_at.get(_group(entry), float("-inf"))

@@ -7,7 +7,9 @@ A new version of Dagster is tried here first.
 evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
 `AssetCheckExecutionsTable`, of a `SqlEventLogStorage`: evaluations of checks, which Dagster keeps when it deletes their run.
 `UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `AssetPartitionStatus`: what the instance says
-of a partition.
+of a partition. `log_planned`: the event by which Dagster knows what a run is to materialize; it logs it for runs of assets, and
+never for a job of ops. `execute_here`: as `JobDefinition.execute_in_process`, which replaces a job's executor.
+`DefinitionsLoadContext`: by it the definitions of a run's process know something of those from which the run was started.
 """
 
 import logging

@@ -136,7 +136,7 @@ WORKING = [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunSt
 #: Those, and runs that wait for one.
 UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
 #: Unfinished runs read: a tick has to stay short.
-LIMIT = 200
+RUNS_READ = 200
 
 
 def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
@@ -145,7 +145,7 @@ def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
     Returns:
         the runs, as they were before.
     """
-    dead = [run for run in own.runs(instance, LIMIT, statuses=WORKING) if worker_is_gone(instance, run)]
+    dead = [run for run in own.runs(instance, RUNS_READ, statuses=WORKING) if worker_is_gone(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:
@@ -300,10 +300,11 @@ def _unneeded_runs(
     """Ids of the old runs that nothing is read from; none, if all were searched within the hour."""
     key = SEARCHED_AT.format(own.lakehouse)
     at = instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
-    searched_just_now = at is not None and 0 <= now - float(at) < SEARCH_EVERY_S
+    if at is not None and 0 <= now - float(at) < SEARCH_EVERY_S:
+        return
     needed: set[str] = set()
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
-    for runs in () if searched_just_now else pages:
+    for runs in pages:
         needed = needed or _with_newest_events(instance, checks)
         needed |= _newest_of_jobs(instance, own, {run.job_name for run in runs})
         yield from [run.run_id for run in runs if run.run_id not in needed]

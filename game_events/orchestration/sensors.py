@@ -27,7 +27,7 @@ from game_events.orchestration.continuous import Decision
 from game_events.orchestration.events import one_line, partition_table, plain, some
 from game_events.orchestration.keys import DEFAULT, JOB, Keys, source_key
 from game_events.orchestration.resources import Graph
-from game_events.orchestration.runs import LIMIT, REASON, UNFINISHED, OwnRuns, drop_old_runs, end_dead_runs, unused_run_key
+from game_events.orchestration.runs import REASON, RUNS_READ, UNFINISHED, OwnRuns, drop_old_runs, end_dead_runs, unused_run_key
 from game_events.pipeline.runs.pending import PipelineLag, digest, read_lag
 from game_events.sources.source import Partition
 
@@ -206,7 +206,7 @@ def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAU
     """An own run that writes bronze, or waits for its turn to."""
     writers = set(map(keys.named, WRITERS))
     end_dead_runs(instance, own)
-    for run in own.runs(instance, LIMIT, statuses=UNFINISHED):
+    for run in own.runs(instance, RUNS_READ, statuses=UNFINISHED):
         if run.job_name in writers or keys.bronze in (run.asset_selection or ()):
             return run
     return None

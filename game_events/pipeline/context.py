@@ -136,7 +136,8 @@ class Pipeline:
         """Schemas by id."""
         settings = self.settings
         known = class_of(settings).lookup(settings, SchemaRegistry(settings))
-        kept, values = kept_columns(settings), ValueRules.of(settings)
+        kept = kept_columns(settings)
+        values = ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
         return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)
 

@@ -159,8 +159,8 @@ class OnePass:
         state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
         # Silver must lack nothing but the next micro-batch and what is held, and not write larger files by itself.
         all_admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
-        is_behind = not self._is_of(selection(bronze, state.floor(Layer.SILVER)))
-        if not all_admitted or is_behind or self._has_small_files():
+        lacks_others = not self._is_of(selection(bronze, state.floor(Layer.SILVER)))
+        if not all_admitted or lacks_others or self._has_small_files():
             self.drop()
             return None
         return OnePassTask(
@@ -213,8 +213,8 @@ class OnePass:
             return None
         self.taken += 1
         self._note_partials(held[1])
-        self._held = None
-        self.drop()
+        self._held = None  # its files are the caller's now
+        self._sources = frozenset()
         return held[1]
 
     def drop(self) -> None:
@@ -279,5 +279,8 @@ class OnePass:
 
 def _alike(one: FanOut, other: FanOut) -> bool:
     """Whether both write the same files of the same rows."""
-    columns, others = ({column.name: column.type for column in task.schema} for task in (one, other))
-    return columns == others and (one.routing, one.choice) == (other.routing, other.choice)
+    return _types(one) == _types(other) and (one.routing, one.choice) == (other.routing, other.choice)
+
+
+def _types(task: FanOut) -> dict[str, pa.DataType]:
+    return {column.name: column.type for column in task.schema}

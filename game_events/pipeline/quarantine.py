@@ -76,8 +76,8 @@ def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
 
 
 @retry_on_conflict()
-def complete_quarantine(pipeline: Pipeline, report: RunReport) -> None:
-    """Commit what bronze's last full refresh and last replay have decided about quarantine, unless it has it already.
+def complete_full_refresh(pipeline: Pipeline, report: RunReport) -> None:
+    """Commit what bronze's last full refresh has decided about quarantine, unless it has it already.
 
     Raises:
         ConflictError: concurrent runs won every attempt; the next run continues.
@@ -85,12 +85,17 @@ def complete_quarantine(pipeline: Pipeline, report: RunReport) -> None:
     """
     bronze = pipeline.open_bronze()
     quarantine = pipeline.open_quarantine()
-    if bronze is None:
-        return
-    if not is_finished(bronze, quarantine):
+    if bronze is not None and not is_finished(bronze, quarantine):
         _finish_full_refresh(pipeline, bronze, quarantine, report)
-        quarantine = pipeline.open_quarantine()
-    if quarantine is not None and not is_noted(bronze, quarantine):
+
+
+@retry_on_conflict()
+def complete_quarantine(pipeline: Pipeline, report: RunReport) -> None:
+    """As `complete_full_refresh`; then commit what bronze's last replay has decided about quarantine."""
+    complete_full_refresh(pipeline, report)
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
+    if bronze is not None and quarantine is not None and not is_noted(bronze, quarantine):
         _mark_replayed(pipeline, bronze, refuse_restored(pipeline.quarantine, quarantine))
 
 

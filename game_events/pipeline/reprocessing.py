@@ -103,7 +103,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     archive_schemas(pipeline, report, staged)
-    expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | txns(bronze, [Txn.ERASURES])
+    expected = txns(bronze, (Txn.REPLAY, Txn.ERASURES)) | {Txn.BATCH: batch - 1}
     info = batch_info(batch, sum(f.rows for f in staged.bronze)) | {"replay_of": pipeline.quarantine.name}
     plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
     landed = commit(plan)
@@ -207,7 +207,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         )
         info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
     batch = counter(handle, Txn.BATCH)
-    expected = txns(handle, [Txn.ERASURES]) | txns(handle, [Txn.REDECODE]) | {Txn.BATCH: batch}
+    expected = txns(handle, (Txn.ERASURES, Txn.REDECODE)) | {Txn.BATCH: batch}
     # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
     advance: dict[str, int] = {Txn.REDECODE: counter(handle, Txn.REDECODE) + 1, Txn.BATCH: batch}
     plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)
@@ -271,7 +271,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
 
 
 def _untried(quarantine: DeltaTable, ids: Counter[SchemaId]) -> Iterator[SchemaId]:
-    """Those with most rows, without those whose replay left all these rows."""
+    """The ids with most rows, without those of which the last replay left all these rows."""
     return (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
 
 

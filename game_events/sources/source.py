@@ -120,12 +120,17 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows += batch.num_rows
             size += batch.nbytes
             if rows >= BATCH_RECORDS or size >= BATCH_BYTES:
-                yield pa.concat_batches(waiting)
+                yield _one_batch(waiting)
                 waiting = []
                 rows = 0
                 size = 0
         if rows:
-            yield pa.concat_batches(waiting)
+            yield _one_batch(waiting)
+
+
+def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All of them as one; a single one is not copied."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def byte_lengths(values: pa.Array) -> Integers:

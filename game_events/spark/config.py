@@ -108,7 +108,7 @@ def null_on_error(spark: SparkSession) -> Iterator[None]:
     """Expressions that fail for a row give NULL, for the jobs of a block; then the former settings return.
 
     Besides ANSI mode, elimination of common subexpressions is off: it would move what two rules share out of the `try` around
-    each (`quality.rules.holds`), and one row's error would end the job.
+    each (`pipeline.quality.holds`), and one row's error would end the job.
     """
     with changed(spark, {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}):
         yield

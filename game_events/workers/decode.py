@@ -143,7 +143,6 @@ class BronzeTask(DecodeJob):
     deadly: Mapping[tuple[str, int, int], str] = field(default_factory=dict)
     one_pass: OnePassTask | None = None
 
-    @property
     def fan_out(self) -> FanOut | None:
         """How silver's files of rows with the plan's columns are written."""
         return self.one_pass.fan_out(self.plan.columns) if self.one_pass is not None else None
@@ -234,7 +233,7 @@ class _Output:
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
         self._filter = task.record_filter.open() if task.record_filter is not None else None
-        fan_out = task.fan_out
+        fan_out = task.fan_out()
         self._silver = SecondStage(fan_out) if fan_out is not None else None
 
     def abort(self) -> None:

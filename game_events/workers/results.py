@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from operator import add, or_
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -79,7 +80,12 @@ def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
 
 def merged_fields(result: object) -> Mapping[str, Merge]:
     """Field -> function that merges two of its values."""
-    return {f.name: f.metadata["merge"] for f in fields(result) if "merge" in f.metadata}  # type: ignore[arg-type]
+    return _merged_fields(type(result))  # type: ignore[arg-type]  # a class can be hashed
+
+
+@cache
+def _merged_fields(kind: type[Any]) -> Mapping[str, Merge]:
+    return {f.name: f.metadata["merge"] for f in fields(kind) if "merge" in f.metadata}
 
 
 def merged_values(first: object, second: object) -> dict[str, Any]:

@@ -356,7 +356,8 @@ def _nodes(message: Descriptor, pool: DescriptorPool, decimals: bool) -> list[No
 def _node(item: FieldDescriptor, name: str, native: int, decimals: bool = False) -> Node:
     message: Descriptor | None = item.message_type
     if message is not None and message.GetOptions().map_entry:
-        key, value = message.fields_by_number[1], message.fields_by_number[2]
+        key = message.fields_by_number[1]
+        value = message.fields_by_number[2]
         return Node(value, item.number, native, name, Label.MAP, role_of(value, decimals), key=_node(key, "key", 1))
     return Node(item, item.number, native, name, Label.LIST if item.is_repeated else Label.ONE, role_of(item, decimals))
 

@@ -289,7 +289,8 @@ def _google(value: str | None) -> int | None:
 
 
 def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
-    units, nanos = units or 0, nanos or 0
+    units = units or 0
+    nanos = nanos or 0
     return units * _NANOS_PER_UNIT + nanos if abs(nanos) < _NANOS_PER_UNIT and units * nanos >= 0 else None
 
 

@@ -15,7 +15,6 @@ commit to quarantine of its own, even without a row, so both commits of the othe
 """
 
 import logging
-import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -63,7 +62,7 @@ from game_events.pipeline.bronze.offsets import (
 from game_events.pipeline.context import Pipeline, record_filter
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity, next_offsets
-from game_events.pipeline.quarantine import complete_quarantine, intact_tables
+from game_events.pipeline.quarantine import complete_full_refresh, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.schemas.catalog import BRONZE_DESCRIPTION
@@ -130,10 +129,11 @@ def load_bronze(
 
 
 def _prepare(pipeline: Pipeline, target: SourceSnapshot, report: RunReport) -> None:
-    """Make bronze unless it is there, complete quarantine, and ask for the schemas' ids of the source."""
+    """Make bronze unless it is there, finish a full refresh, and ask for the schemas' ids of the source."""
     if intact_tables(pipeline, report) is None:
         _create(pipeline, target, report)
-    complete_quarantine(pipeline, report)
+    # Not the marks of a replay: new records need not wait for them.
+    complete_full_refresh(pipeline, report)
     for subject in pipeline.source.subjects(target.latest):
         pipeline.catalog.ids_of(subject)
 
@@ -146,13 +146,13 @@ def _tables_still_there(pipeline: Pipeline, report: RunReport) -> Tables:
 
 
 def _may_succeed_again(pipeline: Pipeline, part: MicroBatch, error: Exception, failures: int) -> bool:
-    """Whether a micro-batch that failed, as so many before, is planned again: its plan is outdated."""
+    """Whether a micro-batch that failed is planned again: its plan is outdated, and there are attempts left."""
     # Spark refuses to read fewer records than planned.
-    is_outdated = isinstance(error, ConflictError) or went_meanwhile(pipeline, part)
-    return is_outdated and failures < ATTEMPTS
+    return failures < ATTEMPTS and (isinstance(error, ConflictError) or went_meanwhile(pipeline, part))
 
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
+    pipeline.bronze.require_writable()
     refuse_unsafe_store(pipeline.lakehouse.root, pipeline.lakehouse.options)
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
@@ -232,7 +232,7 @@ def _planned(
     from_archive = after_origins(bronze, staged.origins)
     next_offset = plan.ends | from_archive
 
-    expected = txns(bronze, (partition.app for partition in next_offset)) | txns(bronze, [Txn.ERASURES])
+    expected = txns(bronze, (Txn.ERASURES, *(partition.app for partition in next_offset)))
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
 
     advance = {partition.app: offset for partition, offset in next_offset.items()}
@@ -387,21 +387,16 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
     rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
-    # Other offsets are no records': then all that quarantine holds was decided.
     first = {(p.topic_id, p.number): part.start[p] for p in ahead if p.has_record_offsets}
-    others: float = 0
-    if len(first) == len(ahead):
-        others = math.inf
+    # Else there are offsets that are no records': then all that quarantine holds was decided.
+    only_of_ahead = len(first) == len(ahead)
+    if only_of_ahead:
         topic_ids = rows.column("_kafka_topic_id")
         rows = rows.filter(pc.is_in(topic_ids, value_set=pa.array([topic_id for topic_id, _ in first], topic_ids.type)))
-    return _offsets_from(rows, first, others)
-
-
-def _offsets_from(rows: pa.Table, first: Mapping[tuple[str, int], int], others: float) -> Decided:
-    """(Topic id, partition) -> the rows' offsets from the partition's first one; from `others`, where it has none."""
     decided = defaultdict[tuple[str, int], set[int]](set)
     for topic_id, number, offset in zip(*(rows.column(name).to_pylist() for name in COORDINATES), strict=True):
-        if offset >= first.get((topic_id, number), others):
+        begin = first.get((topic_id, number), None if only_of_ahead else 0)
+        if begin is not None and offset >= begin:
             decided[topic_id, number].add(offset)
     return {partition: frozenset(offsets) for partition, offsets in decided.items()}
 
@@ -452,14 +447,13 @@ def commit_undecodable(
 
 def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StagedRows) -> int:
     """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more."""
-    before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
+    before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, Txn.ERASURES, *(p.app for p in part.end)))
     number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1
     # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
     advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
     try:
         info = {"run_id": pipeline.run_id}
-        expected = before | txns(bronze, [Txn.ERASURES])
-        commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
+        commit(without_rows(pipeline.bronze, bronze, info, before, advance))
     except GameEventsError:
         staged.discard(pipeline.bronze, pipeline.quarantine)
         raise
@@ -500,26 +494,26 @@ def stage_micro_batch(
     tables = (pipeline.bronze, pipeline.quarantine)
     job = BronzeTask(*tables, DecodePlan(), source.reading(part), batch, pipeline.run_id, keep_raw, decided, filtered)
 
-    def decoded(some: MicroBatch, task: BronzeTask) -> tuple[BronzeTask, StagedRows]:
+    def run_job(some: MicroBatch, task: BronzeTask) -> tuple[BronzeTask, StagedRows]:
         ranges = named([f"{partition} {some.start[partition]} to {end - 1}" for partition, end in sorted(some.end.items())])
         with crashes_explained(f" over {ranges}"), worker_errors_named():
             numbers = task_numbers(pipeline.spark, task.reading.tasks)
             return run_decode_job(pipeline, task, numbers, columns, expected)
 
-    def spared(some: MicroBatch, deadly: Deadly) -> StagedRows:
+    def run_sparingly(some: MicroBatch, deadly: Deadly) -> StagedRows:
         """With as little memory as possible; `deadly`: records that are quarantined without being decoded."""
         details = {(partition.topic_id, partition.number, offset): detail for (partition, offset), detail in deadly.items()}
-        return decoded(some, replace(job, reading=source.reading(some).sparing(), deadly=details))[1]
+        return run_job(some, replace(job, reading=source.reading(some).sparing(), deadly=details))[1]
 
     try:
         planned = one_pass.plan(pipeline, bronze, job.reading.tasks) if one_pass is not None else None
-        done, staged = decoded(part, replace(job, one_pass=planned))
+        done, staged = run_job(part, replace(job, one_pass=planned))
         if one_pass is not None:
-            one_pass.staged(done.fan_out, staged.silver)
+            one_pass.staged(done.fan_out(), staged.silver)
     except WorkerCrashError as error:
         if not source.one_by_one:
             raise
-        staged = _isolated(pipeline, part, error, spared)
+        staged = _isolated(pipeline, part, error, run_sparingly)
     other = source.changed(part)
     if other is not None:
         staged.discard(pipeline.bronze, pipeline.quarantine)
@@ -536,10 +530,10 @@ def _isolated(
         return attempt(part, {})
     except WorkerCrashError as again:
 
-        def decode(some: MicroBatch) -> None:
+        def try_part(some: MicroBatch) -> None:
             attempt(some, {}).discard(pipeline.bronze, pipeline.quarantine)
 
-        return attempt(part, deadly_records(part, again, decode))
+        return attempt(part, deadly_records(part, again, try_part))
 
 
 def run_decode_job(

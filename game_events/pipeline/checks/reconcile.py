@@ -199,8 +199,8 @@ class Reconciliation:
     @property
     def passed(self) -> bool:
         """Whether every bronze row was found, in all and for each game."""
-        found = self.silver + self.dropped + self.quarantined + self.unrouted + self.pending + self.taken
-        return not self.wrong and self.bronze == found
+        accounted_for = self.silver + self.dropped + self.quarantined + self.unrouted + self.pending + self.taken
+        return not self.wrong and self.bronze == accounted_for
 
     def metadata(self) -> Mapping[str, int | str]:
         """The counts, for display."""

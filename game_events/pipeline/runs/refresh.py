@@ -253,6 +253,13 @@ class TriggeredRun:
             with self.one_pass.dropped_on_error():
                 most = 1 if self.until is not None else None
                 load_bronze(self.pipeline, self.report, self.until, most, self._one_pass)
+            if self.until is None:
+                self.replay()
+
+    def replay(self) -> None:
+        """Replay rows of quarantine that decode by now; in continuous mode a step of its own."""
+        if Layer.BRONZE in self.selection.update:
+            with self.one_pass.dropped_on_error():
                 replay_what_became_known(self.pipeline, self.report)
 
     def silver(self) -> None:
@@ -333,7 +340,7 @@ def cycle(
     process hold.
     """
     run = TriggeredRun(pipeline, report, one_pass=one_pass, until=until)
-    steps = [run.bronze, run.silver, *([run.gold, run.unified, run.own_gold] if gold else [])]
+    steps = [run.bronze, run.replay, run.silver, *([run.gold, run.unified, run.own_gold] if gold else [])]
     for step in steps:
         step()
         if not go_on():

@@ -25,7 +25,8 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
 from game_events.lakehouse.data.columns import has_decoded_columns
-from game_events.lakehouse.data.reading import read_parts, row_count, selection
+from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
+from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer, is_game
 from game_events.pipeline.context import Pipeline
@@ -104,19 +105,19 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     source = SilverInput.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)
+    uris = files_with(handle, state.floor(Layer.SILVER) if above is None else above)
+    if not uris:
+        return []
+    # Read first: PySpark's columns need a session, and this may be its first use.
+    rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
     settings = pipeline.settings
-    routing = Routing(frozenset(settings.games))
-    floor = state.floor(Layer.SILVER) if above is None else above
-
-    def after(name: object) -> int:
-        return floor if routing.refusal(name) is None and name not in state.games else NEVER
-
-    new = Counter[str]()
-    for part in _parts(pipeline, handle, floor):
-        new.update(part.counts(part.later_than(after)))
-        if len(new) > MOST_NAMES:
-            new = Counter(dict(new.most_common(MOST_NAMES // 2)))
-    admitted, _ = admit(settings, set(state.games), new)
+    known = set(state.games)
+    rows = rows.select(F.col(settings.entity_column).alias("game")).where(is_valid(F.col("game")))
+    if settings.games:
+        rows = rows.where(F.col("game").isin(*settings.games))
+    most = len(known) + (len(settings.games) or most_games(settings))
+    counted = rows.groupBy("game").agg(F.count(F.lit(1)).alias("rows")).orderBy(F.desc("rows"), "game").limit(most).collect()
+    admitted, _ = admit(settings, known, {r["game"]: int(r["rows"]) for r in counted if r["game"] not in known})
     return sorted(admitted)
 
 

@@ -150,25 +150,36 @@ class CheckMemory(BaseModel):
 def turns(
     instance: DagsterInstance, settings: Settings, evaluations: Iterable[Evaluation], memory: CheckMemory, *, own: bool
 ) -> Iterator[Alert]:
-    """An alert of each new evaluation (oldest first) at which a check began to fail, or passes again; the memory moves on.
+    """Alerts of a check's new evaluations (oldest first): of the first new failure, and of the last if it ends failures.
 
-    `own`: also of runs that send their alerts by themselves.
+    A check that turns many times while nobody looks has two alerts. The memory moves on with each. `own`: also of runs that
+    send their alerts by themselves.
     """
-    for evaluation in evaluations:
+    new = list(evaluations)
+    failed = next((made for made in new if _is_new_failure(settings, memory, made)), None)
+    ends_failures = bool(new) and (memory.failing or failed is not None) and new[-1].result.passed
+    turned = [made for made in (failed, new[-1] if ends_failures else None) if made is not None]
+    for evaluation in turned:
         severity = failure_of(settings, evaluation)
-        recovers = memory.failing and evaluation.result.passed
-        turned = recovers or _fails_anew(memory, evaluation, severity)
-        run = _run_of(instance, evaluation.run_id) if turned else None
-        if turned and (own or not sends_own_alerts(settings, run)):
+        run = _run_of(instance, evaluation.run_id)
+        if own or not sends_own_alerts(settings, run):
             alert = alert_of_check(evaluation, run, severity or memory.severity)
-            over = {"id": f"recovered:{alert.id}", "event": "recovered", "of": "check_failed", "error": None}
-            yield alert.model_copy(update=over | {"summary": f"check {alert.check} passes again"}) if recovers else alert
+            yield alert if severity is not None else _recovery(alert)
         memory.note(settings, evaluation)
+    if new:
+        memory.note(settings, new[-1])
 
 
-def _fails_anew(memory: CheckMemory, evaluation: Evaluation, severity: Severity | None) -> bool:
+def _is_new_failure(settings: Settings, memory: CheckMemory, evaluation: Evaluation) -> bool:
     """Whether a check that passed fails, or one that failed does so for more games."""
-    return severity is not None and not (memory.failing and set(evaluation.games) <= set(memory.games))
+    is_new = not memory.failing or not set(evaluation.games) <= set(memory.games)
+    return is_new and failure_of(settings, evaluation) is not None
+
+
+def _recovery(alert: Alert) -> Alert:
+    """The alert that the check of a failure passes again."""
+    over = {"id": f"recovered:{alert.id}", "event": "recovered", "of": "check_failed", "error": None}
+    return alert.model_copy(update=over | {"summary": f"check {alert.check} passes again"})
 
 
 def alert_of_check(evaluation: Evaluation, run: DagsterRun | None, severity: Severity) -> Alert:
@@ -215,8 +226,10 @@ def _own_alerts(instance: DagsterInstance, settings: Settings, record: dg.RunRec
         yield alert
     yield from _turns_in(instance, settings, run.run_id)
     severity = severity_of(settings, LOST)
+    if severity is None:
+        return
     for loss in _losses_since(settings, record.start_time or record.create_timestamp.timestamp()):
-        if severity is not None and loss.run_id == run.run_id:
+        if loss.run_id == run.run_id:
             yield alert_of_loss(loss, severity)
 
 
@@ -317,11 +330,11 @@ def lag_alert(lag: PipelineLag, threshold: int, cursor: AlertCursor) -> Iterator
     counts = {"lag": records, "threshold": threshold, "partitions": len(lag.seen.latest)}
     if not cursor.lag_is_high and records >= threshold:
         text = f"{lag.name}: {records:,} records are not read yet (alert at {threshold:,})"
-        yield Alert(id=at, event="lag_high", summary=text, counts=counts)
+        yield Alert(id=at, event="lag_high", severity="warning", summary=text, counts=counts)
         cursor.lag_is_high = True
     elif cursor.lag_is_high and records * 2 < threshold:
         text = f"{lag.name}: lag is down to {records:,} records"
-        yield Alert(id=f"recovered:{at}", event="recovered", of="lag_high", summary=text, counts=counts)
+        yield Alert(id=f"recovered:{at}", event="recovered", of="lag_high", severity="warning", summary=text, counts=counts)
         cursor.lag_is_high = False
 
 
@@ -434,8 +447,8 @@ def _loss_alerts(pipeline: Pipeline, handle: DeltaTable, watch: Watch, instance:
     severity = severity_of(pipeline.settings, LOST)
     lost = [] if severity is None else list(losses(pipeline.bronze, version, max(watch.version, version - COMMITS)))
     for loss in reversed(lost):
-        told = loss.key in watch.sent or sends_own_alerts(pipeline.settings, _run_of(instance, loss.run_id))
-        if severity is not None and not told:
+        has_alert = loss.key in watch.sent or sends_own_alerts(pipeline.settings, _run_of(instance, loss.run_id))
+        if severity is not None and not has_alert:
             yield alert_of_loss(loss, severity)
             watch.sent.append(loss.key)
     watch.version = version

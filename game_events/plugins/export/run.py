@@ -84,7 +84,8 @@ class Export(SentCounts, PluginResult):
     def add(self, tasks: Sequence[TaskAccount]) -> None:
         """Add the tasks of one micro-batch."""
         for task in tasks:
-            vars(self).update(merged_values(self, task))
+            for name, value in merged_values(self, task).items():
+                setattr(self, name, value)
         begins = [(task.began, 1) for task in tasks]
         moments = sorted(begins + [(task.ended, -1) for task in tasks])
         running = 0

@@ -194,10 +194,18 @@ def _hidden(name: str) -> bool:  # an unfinished file or folder
     return name.startswith(("_", "."))
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # Python's form of other bytes
+        return False
+    return True
+
+
 def _wanted(entry: os.DirEntry[str], depth: int, skipped: dict[str, str]) -> bool:
     if entry.is_symlink():
         skipped[entry.path] = LINK
-    elif any("\ud800" <= character <= "\udfff" for character in entry.name):  # what Python has for other bytes
+    elif not _is_text(entry.name):
         skipped[entry.path] = "its name is no UTF-8"
     elif depth == MAX_DEPTH and entry.is_dir(follow_symlinks=False):
         skipped[entry.path] = f"it is more than {MAX_DEPTH} folders deep"

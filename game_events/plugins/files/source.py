@@ -321,6 +321,7 @@ class FileSource(Source):
                 "GAME_EVENTS_SOURCE is files: set GAME_EVENTS_FILES_PATH to a folder or s3://bucket/prefix"
             )
         self.settings = settings
+        self._checked_log = "not yet"
         self.place = SourceLocation.of(settings, settings.files_path)
         self._context = context
         self._log = FileLog(context.lakehouse or Lakehouse.of(settings), context.run_id)
@@ -529,6 +530,8 @@ class FileSource(Source):
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
+        if known.log_id == self._checked_log:
+            return
         read_by = self._context.id_read(FILES, FILES) if self._context.id_read is not None else None
         if read_by is not None and read_by != known.log_id:
             raise DataError(
@@ -536,6 +539,7 @@ class FileSource(Source):
                 "were read, and all of them would be read again. Nothing was changed: put it back; or delete bronze_events and "
                 "quarantine_events too, to read everything again"
             )
+        self._checked_log = known.log_id
 
     def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
         """New files that seem to be complete; others are left for a later snapshot."""

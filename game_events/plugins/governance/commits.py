@@ -367,7 +367,9 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
         batches[batch] += rows
     info = {ERASED_BY_BATCH: json.dumps(batches)}
     landed = state.commit(BRONZE, bronze, hits, expect_transactions=txns(bronze, [Txn.INCARNATION]), info=info)
-    return landed.handle or bronze
+    if landed.handle is None:
+        raise ConflictError(f"{state.pipeline.bronze.name} was removed during an erasure")
+    return landed.handle
 
 
 def _coordinates(records: Iterable[pa.Table]) -> set[Record]:

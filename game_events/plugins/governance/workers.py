@@ -240,11 +240,11 @@ class ErasedPeopleFilter(OpenRecordFilter):
         erased = np.array([self.erased_texts(key) != set() for key in records.column("key").to_pylist()], dtype=bool)
         headers = records.column("headers")
         if pc.any(pc.greater(pc.list_value_length(headers), 0)).as_py():
-            erased |= [self._is_in_headers(row or ()) for row in headers.to_pylist()]
+            erased |= np.array([self._is_in_headers(row or ()) for row in headers.to_pylist()], dtype=bool)
         if self._people.records:
             columns = (topic_ids.take(pa.array(rows)), records.column("partition"), records.column("offset"))
             places = zip(*(column.to_pylist() for column in columns), strict=True)
-            erased |= [place in self._people.records for place in places]
+            erased |= np.array([place in self._people.records for place in places], dtype=bool)
         mask = np.zeros(len(batch), dtype=bool)
         mask[rows] = erased
         return mask

@@ -106,7 +106,7 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
     if error:
         return {"success": False, "error": error}
     lakehouse = Lakehouse.of(settings)
-    before = _stored(lakehouse.table(BRONZE)).column_names
+    before = _columns(lakehouse.table(BRONZE))
 
     new = f"a NEW schema version (3) and a NEW {words.entity} ({sample.new_entity})"
     output.step("3. second wave", f": {new}, nothing configured")
@@ -116,7 +116,7 @@ def _waves(output: Output, settings: Settings) -> dict[str, object]:
         return {"success": False, "error": error}
 
     output.step("4. what came of it")
-    appeared = [column for column in _stored(lakehouse.table(BRONZE)).column_names if column not in before]
+    appeared = [column for column in _columns(lakehouse.table(BRONZE)) if column not in before]
     result = _compared(output, settings, first.merge(second), appeared)
     output.step("next")
     config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
@@ -171,6 +171,11 @@ def _top(output: Output, settings: Settings, unified: Table) -> None:
     entity, key, first, *_ = columns = rows.column_names
     best = rows.sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).slice(0, 5).to_pylist()
     output.table(f"top {settings.names.keys} ({unified.name})", columns, [[row[c] for c in columns] for row in best])
+
+
+def _columns(table: Table) -> list[str]:
+    handle = table.open()
+    return [] if handle is None else [field.name for field in handle.schema().fields]
 
 
 def _stored(table: Table, columns: list[str] | None = None) -> pa.Table:

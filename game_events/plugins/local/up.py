@@ -73,7 +73,7 @@ def up(
         if stack:
             local_stack.up(settings.state_dir, on_progress=output.say)
             local = load_settings()
-            for topic in local.kafka_topics:
+            for topic in local.kafka_topics if local.source_kind == "kafka" else ():
                 ensure_topic(local, 4, topic)
         if settings.warm_spark and not settings.spark_remote:
             warm = WarmSpark(settings, output.say)

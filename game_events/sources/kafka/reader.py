@@ -233,7 +233,7 @@ class _Assignment:
             yield from self._until_damage()
             if self._damage is not None:
                 yield self._passed(self._damage)
-                # Else the same batch is told of again, though its rows end with the range.
+                # Else the client reports the same batch again, though its rows end with the range.
                 self._settle()
 
     def _assign(self, places: Mapping[int, int]) -> None:
@@ -314,8 +314,13 @@ class _Assignment:
         number = damage.number
         partition = self._ranges[number].partition
         begin = max(int(self._reached[number]), damage.offset)
-        behind = range(begin + 1, int(self._ends[number]))
-        end = begin + 1 + bisect_left(behind, True, key=lambda offset: not self._is_in(damage, offset))
+        most = int(self._ends[number])
+        # Each look is a fetch, and a batch most often ends soon: its end is searched within twice its size.
+        step = 1
+        while begin + step < most and self._is_in(damage, begin + step):
+            step *= 2
+        unknown = range(begin + step // 2 + 1, min(begin + step, most))
+        end = unknown.start + bisect_left(unknown, True, key=lambda offset: not self._is_in(damage, offset))
         self._reached[number] = end
         detail = (
             f"offsets {begin} to {end - 1} are of a batch that cannot be read ({damage.text}): it is damaged, or larger than "

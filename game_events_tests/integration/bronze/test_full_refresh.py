@@ -216,7 +216,7 @@ def test_between_its_two_commits_no_replay_and_no_run_doubles_or_loses_a_row(set
         replace_bronze(make_pipeline(settings), RunReport())
     sent = sent.merge(send(settings, version=1, poison=0.5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("game_events.pipeline.bronze.load.complete_quarantine", lambda *_: None)
+        patch.setattr("game_events.pipeline.bronze.load.complete_full_refresh", lambda *_: None)
         load_bronze(make_pipeline(settings), RunReport())
     complete_quarantine(make_pipeline(settings), RunReport())
     assert refresh(make_pipeline(settings)).success

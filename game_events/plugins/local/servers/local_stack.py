@@ -222,7 +222,8 @@ def _wait_until_healthy(state: StackState, files: StackFiles, timeout_s: float) 
         if waiting and time.monotonic() > deadline:
             ends = "\n".join(f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items())
             raise TransientError(f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n{ends}")
-        time.sleep(POLL_S)
+        if waiting:
+            time.sleep(POLL_S)
 
 
 def _undo(files: StackFiles, kept: Mapping[str, ServerProcess]) -> None:
