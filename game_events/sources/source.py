@@ -458,6 +458,11 @@ class Source(ABC):
         return cls.name(settings)
 
     @classmethod
+    def named_topics(cls, settings: Settings) -> tuple[str, ...]:  # noqa: ARG003
+        """The Kafka topics that the settings name for it; default: none."""
+        return ()
+
+    @classmethod
     def unencrypted(cls, settings: Settings) -> list[str]:  # noqa: ARG003
         """Messages about connections to other machines that can be read on the way; default: none."""
         return []

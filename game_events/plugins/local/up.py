@@ -32,6 +32,7 @@ from game_events.jvm.private_folders import private_folder, process_temporary_fo
 from game_events.plugins.local.servers import connect_server, local_stack
 from game_events.plugins.local.servers.connect_server import PrivateSocket
 from game_events.plugins.local.servers.server_process import HOST, ServerProcess, find, free_ports, is_free, stop
+from game_events.sources.factory import class_of
 from game_events.sources.kafka.client import ensure_topic
 from game_events.spark.config import shares_python_environment, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
@@ -73,7 +74,7 @@ def up(
         if stack:
             local_stack.up(settings.state_dir, on_progress=output.say)
             local = load_settings()
-            for topic in local.kafka_topics if local.source_kind == "kafka" else ():
+            for topic in class_of(local).named_topics(local):
                 ensure_topic(local, 4, topic)
         if settings.warm_spark and not settings.spark_remote:
             warm = WarmSpark(settings, output.say)

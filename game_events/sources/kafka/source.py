@@ -335,6 +335,11 @@ class KafkaSource(Source):
         return ~since(now.earliest)
 
     @classmethod
+    def named_topics(cls, settings: Settings) -> tuple[str, ...]:
+        """The topics of the settings; none where a pattern names them."""
+        return settings.kafka_topics
+
+    @classmethod
     def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:
         """The subject of each topic's values; None: only the broker knows which topics match the pattern."""
         return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics)) or None

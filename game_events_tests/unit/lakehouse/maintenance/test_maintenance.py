@@ -114,13 +114,13 @@ def test_batches_are_still_found_by_their_files_statistics(table):
 
 def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
     goal = dataclasses.replace(LOOP_GOAL, files=6)
-    monkeypatch.setattr(maintenance, "FACTOR", 4)
+    monkeypatch.setattr(maintenance, "CLASS_FACTOR", 4)
     written = []
     for n in range(37):
         commit(plan(table, range(100 * n, 100 * n + 100), n or None, n + 1))
         if n == 0:
             (size,) = pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist()
-            monkeypatch.setattr(maintenance, "SMALLEST", 2 * size)
+            monkeypatch.setattr(maintenance, "SMALLEST_CLASS_BYTES", 2 * size)
         for group in small_files(table, table.open(), goal):
             written.append(join_files(table, table.open(), group).rows)
     assert numbers(table) == list(range(3700))
