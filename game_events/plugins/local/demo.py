@@ -32,6 +32,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, Table
 from game_events.pipeline.gold.plan import expressions
+from game_events.plugins.local import demo_studio
 from game_events.plugins.local.producer.messages import ProtoVersions
 from game_events.plugins.local.producer.produce import GamerTruth, Manifest, produce, produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
@@ -47,7 +48,10 @@ CONFIG = ENV_PREFIX + "CONFIG"
 FOLDER = "demo"
 
 Example = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Another domain: games or iot; default: what the settings describe.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="games, iot or studio (two clusters, bare records, doubles); default: what the settings describe."
+    ),
 ]
 
 Truth = Callable[[GamerTruth], object]
@@ -59,15 +63,23 @@ def demo(example: Example = None, as_json: Json = False) -> None:
     if example is not None:
         use_example(example)
     folder = (load_settings().state_dir / FOLDER).resolve()
-    local_stack.down(folder)
+    is_studio = example == demo_studio.EXAMPLE
+    clusters = sorted(set(demo_studio.CLUSTERS.values())) if is_studio else ["stack"]
+    stacks = {name: folder / name if is_studio else folder for name in clusters}
+    for place in stacks.values():
+        local_stack.down(place)
     shutil.rmtree(folder, ignore_errors=True)
-    output.step("1. local stack", ": an Apache Kafka broker and a schema registry")
-    state = local_stack.up(folder, on_progress=output.say)
+    output.step("1. local stack", f": an Apache Kafka broker and a schema registry{', twice' if is_studio else ''}")
     try:
-        settings = _use(folder, state)
-        report = _waves(output, settings)
+        states = {name: local_stack.up(place, on_progress=output.say) for name, place in stacks.items()}
+        if is_studio:
+            proto = examples()[demo_studio.EXAMPLE] / "studio.proto"
+            report = demo_studio.run_studio(output, states, folder, proto)
+        else:
+            report = _waves(output, _use(folder, states["stack"]))
     finally:
-        local_stack.down(folder)
+        for place in stacks.values():
+            local_stack.down(place)
         output.say("local stack stopped")
     output.result(report, success=bool(report["success"]))
 

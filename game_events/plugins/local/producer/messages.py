@@ -266,7 +266,6 @@ class KafkaWriter:
     def __init__(self, settings: Settings, tuning: Mapping[str, object] | None = None) -> None:
         """`tuning`: librdkafka options, overridden by settings; ConfigurationError for a bad one."""
         self.topic = settings.produced_topic
-        self._header = settings.names.entity
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         options = client_options(settings, {**DEFAULTS, **(tuning or {})})
@@ -282,12 +281,12 @@ class KafkaWriter:
         else:
             self._producer.purge()
 
-    def write(self, value: bytes, key: bytes, game: str) -> None:
-        """Queue one record, with the game as header; GameEventsError if an earlier record was not delivered."""
+    def write(self, value: bytes, key: bytes | None, headers: Mapping[str, str]) -> None:
+        """Queue one record; GameEventsError if an earlier record was not delivered."""
+        listed: list[Any] = [(name, text.encode()) for name, text in headers.items()]
         while True:
             try:
-                headers: list[Any] = [(self._header, game.encode())]
-                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=headers)
+                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=listed)
             except BufferError:
                 self.poll(QUEUE_ROOM_S)
             else:

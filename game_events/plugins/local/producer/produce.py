@@ -77,7 +77,7 @@ class EventEncoder:
             version: ProtobufSerializer(
                 self._classes[version],
                 registry,
-                {"auto.register.schemas": False, "schema.id.serializer": _framer(schema_id, self.shape.versions.index)},
+                {"auto.register.schemas": False, "schema.id.serializer": framer(schema_id, self.shape.versions.index)},
             )
             for version, schema_id in schema_ids.items()
         }
@@ -118,7 +118,7 @@ class EventEncoder:
     def _truncated(self, version: int, frame: bytes) -> bytes:
         """A frame with a payload that ends within a field."""
         cut = frame[:-CUT_BYTES]
-        head = len(_framer(1, self.shape.versions.index)(b"", None, None))
+        head = len(framer(1, self.shape.versions.index)(b"", None, None))
         if len(frame) >= head + CUT_BYTES:
             try:
                 self._classes[version].FromString(cut[head:])
@@ -133,7 +133,7 @@ def encode_pool(pool: list[SimulatedRecord], encoder: EventEncoder) -> list[Batc
     return [{"key": record.event.gamer.encode(), "value": encoder.record(record)} for record in pool]
 
 
-def _framer(schema_id: int, index: list[int]) -> Callable[[bytes, Any, Any], bytes]:
+def framer(schema_id: int, index: list[int]) -> Callable[[bytes, Any, Any], bytes]:
     """The ``schema.id.serializer`` of one version."""
     frame = SchemaId("PROTOBUF", schema_id, message_indexes=index)
     return lambda payload, ctx, _: prefix_schema_id_serializer(payload, ctx, frame)
@@ -307,7 +307,7 @@ def produce(settings: Settings, simulation: Simulation, *, partitions: int = 4, 
     began = time.monotonic()
     with KafkaWriter(settings) as writer:
         for sent, record in enumerate(simulation.records(), 1):
-            writer.write(encoder.record(record), record.event.gamer.encode(), record.event.game)
+            writer.write(encoder.record(record), record.event.gamer.encode(), {settings.names.entity: record.event.game})
             truth.add(record)
             if sent % at_once == 0:
                 writer.poll()

@@ -84,13 +84,13 @@ def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to():
 def test_an_undelivered_record_names_its_partition():
     settings = Settings(kafka_bootstrap_servers="127.0.0.1:1", kafka_topic="games", kafka_options={"message.timeout.ms": "300"})
     with pytest.raises(TransientError, match=r"games\[.*\]"), KafkaWriter(settings) as writer:
-        writer.write(b"value", b"key", "rummy")
+        writer.write(b"value", b"key", {"game": "rummy"})
 
 
 def test_an_error_inside_is_not_hidden_by_the_flush():
     settings = Settings(kafka_bootstrap_servers="127.0.0.1:1")
     with pytest.raises(KeyboardInterrupt), KafkaWriter(settings) as writer:
-        writer.write(b"value", b"key", "rummy")
+        writer.write(b"value", b"key", {"game": "rummy"})
         raise KeyboardInterrupt
 
 
