@@ -36,6 +36,7 @@ from game_events.plugins.local import demo_studio
 from game_events.plugins.local.producer.messages import ProtoVersions
 from game_events.plugins.local.producer.produce import GamerTruth, Manifest, produce, produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
+from game_events.plugins.local.producer.studio import CLUSTERS
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.local_stack import StackState
 from game_events.plugins.local.settings import SampleDataSettings
@@ -47,12 +48,8 @@ CONFIG = ENV_PREFIX + "CONFIG"
 #: Below the state folder; recreated by each demo and kept afterwards.
 FOLDER = "demo"
 
-Example = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="games, iot or studio (two clusters, bare records, doubles); default: what the settings describe."
-    ),
-]
+_EXAMPLES = "games, iot or studio (two clusters, bare records, doubles); default: what the settings describe."
+Example = Annotated[str | None, typer.Option(metavar="NAME", help=_EXAMPLES)]
 
 Truth = Callable[[GamerTruth], object]
 
@@ -64,7 +61,7 @@ def demo(example: Example = None, as_json: Json = False) -> None:
         use_example(example)
     folder = (load_settings().state_dir / FOLDER).resolve()
     is_studio = example == demo_studio.EXAMPLE
-    clusters = sorted(set(demo_studio.CLUSTERS.values())) if is_studio else ["stack"]
+    clusters = sorted(set(CLUSTERS.values())) if is_studio else ["stack"]
     stacks = {name: folder / name if is_studio else folder for name in clusters}
     for place in stacks.values():
         local_stack.down(place)
