@@ -50,7 +50,7 @@ from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
-from game_events.schema_registry import SchemaRegistry
+from game_events.schema_registry import SchemaRegistry, login_of
 from game_events.sources.factory import class_of, make_source, subjects, unencrypted
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
@@ -195,6 +195,8 @@ def _registry(settings: Settings) -> str:
         return f"{settings.schema_registry_url}: answers; its subjects are not known while this fails: kafka"
     numbers = {subject: len(registry.version_numbers(subject)) for subject in named}
     parts = [f"subject {subject}, {many(count, 'version')}" for subject, count in numbers.items()]
+    login = login_of(settings)
+    parts += [login] if login else []
     return f"{settings.schema_registry_url}: {'; '.join(parts)}"
 
 
