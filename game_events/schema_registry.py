@@ -42,7 +42,7 @@ NOT_FOUND = 404
 IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
 #: OpenSSL's texts for a server that ends the connection as it misses a certificate, or does not take it.
-_WANTS_CERTIFICATE = re.compile(r"ALERT.*(CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED)")
+_WANTS_CERTIFICATE = re.compile(r"ALERT.*(CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED|DECRYPT_ERROR)")
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,9 @@ def _secrets(settings: Settings | None) -> set[str]:
     secrets |= _tokens(settings.spark_remote or "")
     options = settings.kafka_options
     secrets.update(login_secrets(value_of(options.get("sasl.username")), options.get("sasl.password")))
+    for client in ("sasl.oauthbearer.client", "sasl.oauthbearer.client.credentials.client"):
+        secrets.update(login_secrets(value_of(options.get(f"{client}.id")), options.get(f"{client}.secret")))
+    secrets.update(login_secrets(settings.schema_registry_client_id, settings.schema_registry_client_secret))
     secrets |= {part for _, part in parse_qsl(urlsplit(value_of(options.get(TOKEN_URL)) or "").query)}
     java_user, java_password = _java_login(value_of(options.get("sasl.jaas.config")) or "")
     secrets.update(login_secrets(java_user, java_password))

@@ -172,7 +172,8 @@ class RunSettings(SettingsGroup):
 
     # --- TLS: certificates are always verified (docs/security.md)
     tls_ca_file: Path | None = None
-    """PEM file of the authorities that certificates of the registry, the webhook and `REST_URL` are verified with"""
+    """PEM file of the authorities that certificates of the registry, token servers, the webhook and `REST_URL` are verified
+    with"""
 
     # --- access to the Dagster UI (docs/security.md)
     job_places: NameList = ()

@@ -3,6 +3,7 @@
 Source: librdkafka, CONFIGURATION.md.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+import certifi
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -52,7 +54,7 @@ NO_TOKEN_S = 45.0
 _NO_CLIENT = re.compile(
     r"invalid_(request|client|grant|scope|target)|unauthorized_client|unsupported_grant_type|access_denied|[Uu]nauthorized"
 )
-_UNTRUSTED_TOKENS = re.compile(r"certificate|SSL_CTX|CAfile", re.IGNORECASE)
+_UNTRUSTED_TOKENS = re.compile(r"certificate|trust anchors", re.IGNORECASE)
 #: A connection's new login that came too soon after the last one, or with the token's end: the client connects again by itself.
 _AGAIN = "Request not valid in current SASL state"
 #: Characters of an answer of a token server in a text.
@@ -93,8 +95,7 @@ PEM_FILES = {
 class CauseMemory:
     """An ``error_cb`` that keeps the cause: librdkafka reports a failed login only there; calls just time out.
 
-    Of a login by tokens it tells the steps apart: the token server does not answer, or refuses the client; the broker refuses the
-    token.
+    Of a login by tokens it tells the steps apart: the token server does not answer, it refuses the client, the broker refuses.
     """
 
     def __init__(self, servers: str, tokens: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +146,7 @@ class CauseMemory:
         if cause is not None and cause.str().startswith(_NO_TOKEN):
             said = f"({_answer(cause)})"
             if _UNTRUSTED_TOKENS.search(cause.str()):
-                advice = f"set https.ca.location in {_WHERE} to the PEM file of the authority that signed it"
+                advice = "set GAME_EVENTS_TLS_CA_FILE to the PEM file of the authority that signed it"
                 return f"no login, as the certificate of {self._tokens} is not trusted {said}: {advice}"
             advice = f"check sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and sasl.oauthbearer.scope in {_WHERE}"
             return f"no login, as {self._tokens} refuses the client {said}: {advice}"
@@ -182,9 +183,17 @@ def client_options(settings: Settings, defaults: Mapping[str, object]) -> dict[s
         "log_level": 2,
         **defaults,
         **_login_of_a_plugin(settings),
+        **_authorities(settings),
         **own,
         "bootstrap.servers": settings.kafka_bootstrap_servers,
     }
+
+
+def _authorities(settings: Settings) -> dict[str, object]:
+    """The authorities of a token server, if the settings name them."""
+    named = settings.tls_ca_file is not None and TOKEN_URL in settings.kafka_options
+    has_own = settings.kafka_options.keys() & {"https.ca.location", "https.ca.pem"}
+    return {"https.ca.location": str(settings.tls_ca_file)} if named and not has_own else {}
 
 
 def _login_of_a_plugin(settings: Settings) -> dict[str, object]:
@@ -205,6 +214,9 @@ def new_client(make: Callable[..., T], options: dict[str, object]) -> T:
     tokens = options.get("oauth_cb")
     if callable(tokens):
         tokens("")
+    if TOKEN_URL in options and not options.keys() & {"https.ca.location", "https.ca.pem"}:
+        # The library's own place is that of some distributions only; the registry's client looks at the same places as this.
+        options = {**options, "https.ca.location": os.environ.get("SSL_CERT_FILE") or certifi.where()}
     try:
         return make(options)
     except KafkaException as error:
@@ -251,7 +263,7 @@ def result_of(future: Future[T], admin: AdminClient, memory: CauseMemory, timeou
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return future.result(min(LOOK_S, timeout_s))
+            return future.result(timeout=min(LOOK_S, timeout_s))
         except TimeoutError:
             admin.poll(0)  # delivers the errors that the client has received
             if memory.refused or time.monotonic() > deadline:

@@ -8,12 +8,15 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 from confluent_kafka import Producer
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.pipeline.runs.preflight import environment_checks, run_checks
 from game_events.pipeline.runs.refresh import refresh
@@ -24,8 +27,8 @@ from game_events_tests.scenarios.cli.test_secrets import run as run_loud
 from game_events_tests.support.offsets import by_partition, splits
 from game_events_tests.support.reconciliation import count
 from game_events_tests.support.servers.registry_proxy import registry_proxy
-from game_events_tests.support.servers.secured_broker import make_certificates, token_broker
-from game_events_tests.support.servers.token_server import CLIENT, SCOPE, SECRET, TokensByHttp, token_server
+from game_events_tests.support.servers.secured_broker import TokenBroker, make_certificates, token_broker
+from game_events_tests.support.servers.token_server import CLIENT, SCOPE, SECRET, TokensByHttp, TokenServer, token_server
 from game_events_tests.support.sources import read_by_workers, records
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event
@@ -54,37 +57,44 @@ def _as_new(tokens):
     tokens.lifetime_s, tokens.signs_wrong, tokens.answer = 300, False, lambda: None
 
 
+@dataclass
+class Topic:
+    """A topic on that broker, whose events are sent by the port that wants no login."""
+
+    broker: TokenBroker
+    tokens: TokenServer
+    make_settings: Callable[..., Settings]
+    plain: Settings
+
+    def send(self, events: int) -> None:
+        producer = Producer({"bootstrap.servers": self.broker.clear})
+        for value in framed(self.plain, [Event("uno")] * events):
+            producer.produce(self.plain.kafka_topic, value, partition=0)
+        assert producer.flush(30) == 0
+
+    def settings(self, options: dict[str, str] | None = None, **more: object) -> Settings:
+        """With a login by tokens."""
+        login = self.broker.options(self.tokens) | (options or {})
+        return self.make_settings(kafka_bootstrap_servers=self.broker.sasl, kafka_options=login, **more)
+
+
 @pytest.fixture
 def topic(broker, tokens, make_settings):
-    """A topic with three events; gives settings for it, with a login by tokens."""
+    """A topic with three events."""
     plain = make_settings(kafka_bootstrap_servers=broker.clear)
     make_topic(plain)
-    send(broker, plain, 3)
-
-    def make(options=None, **more):
-        login = broker.options(tokens) | (options or {})
-        return make_settings(kafka_bootstrap_servers=broker.sasl, kafka_options=login, **more)
-
-    return make
-
-
-def send(broker, settings, events):
-    """Send events, by the port that wants no login."""
-    producer = Producer({"bootstrap.servers": broker.clear})
-    for value in framed(settings, [Event("uno")] * events):
-        producer.produce(settings.kafka_topic, value, partition=0)
-    assert producer.flush(30) == 0
+    made = Topic(broker, tokens, make_settings, plain)
+    made.send(3)
+    return made
 
 
 @pytest.mark.sample
-def test_driver_and_workers_log_in_by_tokens_and_registry_too_and_a_later_run_gets_new_ones(
-    broker, tokens, topic, make_pipeline, make_settings
-):
+def test_driver_and_workers_log_in_by_tokens_and_registry_too_and_a_later_run_gets_new_ones(tokens, topic, make_pipeline):
     tokens.lifetime_s = LIFE_S
     tokens.scopes.clear()
-    with registry_proxy(make_settings().schema_registry_url) as proxy:
+    with registry_proxy(topic.plain.schema_registry_url) as proxy:
         proxy.takes = tokens.is_valid
-        settings = topic(
+        settings = topic.settings(
             schema_registry_url=proxy.url,
             schema_registry_token_url=tokens.url,
             schema_registry_client_id=CLIENT,
@@ -96,14 +106,14 @@ def test_driver_and_workers_log_in_by_tokens_and_registry_too_and_a_later_run_ge
         assert proxy.asked
         assert tokens.scopes == {SCOPE}
         until(lambda: not any(map(tokens.is_valid, tokens.given[:1])), 30, what="the end of the first token")
-        send(broker, settings, 2)
+        topic.send(2)
         assert refresh(pipeline).success
     assert count(settings, "silver_uno_events") == 5
 
 
-def test_a_read_goes_on_when_tokens_end_and_after_a_pause_without_a_record(broker, tokens, topic):
+def test_a_read_goes_on_when_tokens_end_and_after_a_pause_without_a_record(tokens, topic):
     tokens.lifetime_s = LIFE_S
-    settings = topic()
+    settings = topic.settings()
     source = make_source(settings)
     now = source.snapshot()
     (partition,) = now.latest
@@ -113,7 +123,7 @@ def test_a_read_goes_on_when_tokens_end_and_after_a_pause_without_a_record(broke
 
     def send_slowly():
         for _ in range(more):
-            send(broker, settings, 1)
+            topic.send(1)
             time.sleep(3 * LIFE_S / more)
 
     producing = threading.Thread(target=send_slowly)
@@ -141,7 +151,7 @@ def test_a_refused_login_says_quickly_which_step_failed_and_what_to_check(tokens
         "no such client": {"sasl.oauthbearer.client.secret": WRONG},
         "no token server": {"sasl.oauthbearer.token.endpoint.url": "http://localhost:9/token"},
     }.get(step)
-    settings = topic(options)
+    settings = topic.settings(options)
     begun = time.monotonic()
     with pytest.raises(kind, match=said) as caught:
         make_source(settings, 5).snapshot()
@@ -153,7 +163,7 @@ def test_a_refused_login_says_quickly_which_step_failed_and_what_to_check(tokens
 
 
 def test_doctor_names_the_logins_and_no_secret(tokens, topic):
-    settings = topic(schema_registry_token=WRONG)
+    settings = topic.settings(schema_registry_token=WRONG)
     checks = environment_checks(settings)
     kafka, registry = run_checks({name: checks[name] for name in ("kafka", "schema registry")}, settings)
     assert f"login OAUTHBEARER of client {CLIENT}, tokens of {tokens.url}" in kafka.detail
@@ -162,8 +172,8 @@ def test_doctor_names_the_logins_and_no_secret(tokens, topic):
     assert WRONG not in registry.detail
 
 
-def test_workers_whose_client_is_refused_fail_with_the_step_and_no_plan_shows_the_secret(broker, topic, spark, capsys):
-    settings = topic({"sasl.oauthbearer.client.secret": WRONG})
+def test_workers_whose_client_is_refused_fail_with_the_step_and_no_plan_shows_the_secret(topic, spark, capsys):
+    settings = topic.settings({"sasl.oauthbearer.client.secret": WRONG})
     part = MicroBatch(*(splits(settings.kafka_topic, "any", {0: at}) for at in (0, 3)))
     rows = read_by_workers(spark, make_source(settings), part)
     rows.explain(True)
@@ -174,16 +184,18 @@ def test_workers_whose_client_is_refused_fail_with_the_step_and_no_plan_shows_th
 
 
 def test_a_token_server_with_an_authority_of_its_own_is_trusted_by_driver_and_workers_if_the_options_have_it(
-    broker, tokens, topic, spark, tmp_path
+    tokens, topic, spark, tmp_path
 ):
     authority, stranger = make_certificates(tmp_path)
     with token_server(tmp_path / "broker.pem") as secure:
         secure.take_keys_of(tokens)
         url = {"sasl.oauthbearer.token.endpoint.url": secure.url}
         for wrong in ({}, {"https.ca.location": str(stranger)}):
-            with pytest.raises(ConfigurationError, match=r"certificate of https://localhost.*not trusted.*https\.ca\.location"):
-                make_source(topic(url | wrong), 5).snapshot()
-        source = make_source(topic(url | {"https.ca.location": str(authority)}))
+            with pytest.raises(ConfigurationError, match=r"certificate of https://localhost.*is not trusted.*TLS_CA_FILE"):
+                make_source(topic.settings(url | wrong), 5).snapshot()
+        by_setting = topic.settings(url, tls_ca_file=authority)
+        assert by_partition(make_source(by_setting).snapshot().latest) == {0: 3}
+        source = make_source(topic.settings(url | {"https.ca.location": str(authority)}))
         now = source.snapshot()
         assert by_partition(now.latest) == {0: 3}
         asked = secure.asked
@@ -192,8 +204,8 @@ def test_a_token_server_with_an_authority_of_its_own_is_trusted_by_driver_and_wo
         assert secure.asked > asked
 
 
-def test_a_plugins_login_gives_tokens_in_driver_and_workers(broker, tokens, topic, spark, monkeypatch):
-    settings = topic().model_copy(update={"kafka_options": {}})
+def test_a_plugins_login_gives_tokens_in_driver_and_workers(tokens, topic, spark, monkeypatch):
+    settings = topic.settings().model_copy(update={"kafka_options": {}})
     login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "oauth_cb": TokensByHttp(tokens.url)}
     monkeypatch.setattr(client, "_login_of_a_plugin", lambda _: login)
     source = make_source(settings)
@@ -204,10 +216,10 @@ def test_a_plugins_login_gives_tokens_in_driver_and_workers(broker, tokens, topi
     assert f"login OAUTHBEARER, tokens of {tokens.url}" in source.check()
 
 
-def test_no_secret_and_no_token_is_in_any_log_event_plan_or_table(broker, tokens, topic, tmp_path, make_settings):
-    with registry_proxy(make_settings().schema_registry_url) as proxy:
+def test_no_secret_and_no_token_is_in_any_log_event_plan_or_table(broker, tokens, topic, tmp_path):
+    with registry_proxy(topic.plain.schema_registry_url) as proxy:
         proxy.takes = tokens.is_valid
-        settings = topic()
+        settings = topic.settings()
         environment = os.environ | {
             "DAGSTER_HOME": str(tmp_path / "dagster"),
             "GAME_EVENTS_STATE_DIR": str(tmp_path / "state"),

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
-from urllib.request import Request, urlopen
 
+import httpx2
 from joserfc import jwt
+from joserfc.errors import JoseError
 from joserfc.jwk import RSAKey
 
 CLIENT, SECRET = "game-events-reader", "pl4nted-client-s3cret"
@@ -62,7 +63,7 @@ class TokenServer:
         """Whether a token is one of this server's that has not expired."""
         try:
             claims = jwt.decode(token, self._key, algorithms=["RS256"]).claims
-        except ValueError:
+        except (ValueError, JoseError):
             return False
         return bool(claims["exp"] > time.time())
 
@@ -137,7 +138,6 @@ class TokensByHttp:
 
     def __call__(self, _config: str) -> tuple[str, float]:
         login = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
-        asked = Request(self.url, b"grant_type=client_credentials", {"Authorization": f"Basic {login}"})
-        with urlopen(asked, timeout=10) as answer:
-            said = json.load(answer)
+        form = {"grant_type": "client_credentials"}
+        said = httpx2.post(self.url, data=form, headers={"Authorization": f"Basic {login}"}, timeout=10).json()
         return said["access_token"], time.time() + said["expires_in"]

@@ -30,6 +30,7 @@ NOT_IMPORTED = {
 #: Imported and not declared: brought by a declared package, which decides the version.
 BROUGHT = {
     "authlib": "confluent-kafka",
+    "certifi": "confluent-kafka",
     "dagster-shared": "dagster",
     "dagster-spark": "dagster-pyspark",
     "grpcio": "grpcio-tools",
