@@ -3,6 +3,7 @@
 import base64
 import logging
 import pickle
+import sys
 import time
 from urllib.parse import parse_qs, urlsplit
 
@@ -100,3 +101,12 @@ def test_without_credentials_or_region_it_says_what_to_do_before_a_client_is_mad
         monkeypatch.delenv(name)
     with pytest.raises(ConfigurationError, match=r"eu-west-1: there are no AWS credentials.*AWS_ACCESS_KEY_ID"):
         make_source(settings(), 1).snapshot()
+
+
+def test_without_aws_s_library_it_says_which_package_is_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
+    monkeypatch.delitem(sys.modules, "game_events.plugins.msk.worker")
+    with pytest.raises(
+        ConfigurationError, match=r"plug-in msk needs .*aws_msk_iam_sasl_signer: pip install 'game-events\[msk\]'"
+    ):
+        client_options(settings(), {})
