@@ -48,7 +48,7 @@ def _turn(columns: tuple[int, ...]) -> Callable[[int], object]:
     made = values(schemas, partial(event, custom=max(columns)), BATCH * BATCHES)
     batches = [arrow(made[start : start + BATCH]) for start in range(0, len(made), BATCH)]
     decoder = decoder_for(schemas)
-    rows = sum(len(good) for batch in batches for good, _, _ in decoder.decode(batch).good)
+    rows = sum(len(good) for batch in batches for good, _, _, _ in decoder.decode(batch).good)
     assert rows == len(made), f"{rows} of {len(made)} messages were decoded"
     return lambda number: decoder.decode(batches[number % BATCHES])
 

@@ -25,7 +25,7 @@ def nested(arena: Arena) -> list[Figure]:
     payloads = [value[FRAME_BYTES:] for value in made]
     batch, decoder, kind = arrow(made), decoder_for(schemas), python_class(schemas[0])
     rounds = max(LEAST, arena.events // FEWER) // BATCH
-    (rows, _, _), *others = decoder.decode(batch).good
+    (rows, _, _, _), *others = decoder.decode(batch).good
     assert len(rows) == BATCH and not others, f"{len(rows)} of {BATCH} messages were decoded"
 
     def parse(_: int) -> None:

@@ -211,6 +211,10 @@ class SchemaLookup(Protocol):
         """The same with the ids of their schemas."""
         return []
 
+    def subject_of(self, schema_id: SchemaId) -> str | None:  # noqa: ARG002
+        """A subject that has the schema; None: it is not known."""
+        return None
+
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:  # noqa: ARG002
         """Schemas that came with the records; a registry has its own."""
         return
@@ -287,6 +291,13 @@ class SchemaRegistry(SchemaLookup):
         if newest is None or not isinstance(newest.version, int) or not isinstance(newest.schema_id, int):
             return None
         return newest.version, newest.schema_id
+
+    def subject_of(self, schema_id: SchemaId) -> str | None:
+        """The first subject, by name, that has the schema of an id; None: no subject has it, or it is a GUID."""
+        if not isinstance(schema_id, int):
+            return None
+        subjects = self._call(f"subjects of id {schema_id}", lambda: self._client.get_subjects_by_schema_id(schema_id))
+        return min(map(str, subjects), default=None) if subjects else None
 
     def _collect(self, schema: Schema, texts: _Texts) -> None:
         """Adds the texts of all references, depth first, so that dependencies precede dependents; each name once."""

@@ -16,7 +16,7 @@ import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +54,7 @@ class DecodePlan:
         rest: why other ids are UNKNOWN_SCHEMA; None: they are reported.
         max_unknown_ids: unknown ids that are reported from one batch, plus one.
         values: what becomes of single bad values.
+        named: names of types that their schema does not give, or that have no schema.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -64,6 +65,21 @@ class DecodePlan:
     rest: str | None = None
     max_unknown_ids: int = 10_000
     values: ValueRules = field(default_factory=ValueRules)
+    named: Mapping[TypeKey, str] = field(default_factory=dict)
+
+    def name_of(self, key: TypeKey) -> str | None:
+        """Full name of a message type; None: it is not known."""
+        schema = self.schemas.get(key[0])
+        return self.named.get(key) or (schema.name_of(key[1]) if schema is not None else None)
+
+
+class GoodRows(NamedTuple):
+    """Rows of a batch of one type: their positions, the schema's id, the decoded columns, and the type's full name."""
+
+    rows: Rows
+    schema_id: SchemaId
+    columns: pa.Table
+    message_type: str | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,7 @@ class Rejected:
     detail: str
     rows: Rows
     schema_id: SchemaId | None
+    message_type: str | None = None
 
 
 @dataclass
@@ -81,7 +98,7 @@ class DecodedBatch:
     """One batch, decoded.
 
     Attributes:
-        good: (positions in the batch, schema id, decoded columns) for each group of rows of one type.
+        good: each group of rows of one type.
         rejected: rows that could not be decoded.
         undecoded: (positions, type) of rows of message types that are not selected.
         types: decoded types.
@@ -89,7 +106,7 @@ class DecodedBatch:
         nulled: column -> its bad values that became NULL.
     """
 
-    good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
+    good: list[GoodRows] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     undecoded: list[tuple[Rows, TypeKey]] = field(default_factory=list)
     types: set[TypeKey] = field(default_factory=set)
@@ -147,11 +164,14 @@ class BatchDecoder:
         return result
 
     def _decode(self, group: frames.FrameGroup, payloads: pa.Array, result: DecodedBatch) -> None:
-        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+        key = (group.schema_id, group.path)
+        name = self._plan.name_of(key)
+        decoded = self._decoder(key).decode(payloads, self._plan.columns)
         result.nulled.update(decoded.nulled)
         if len(decoded.good):
-            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
-        result.rejected += [Rejected(why, detail, group.rows[rows], group.schema_id) for why, detail, rows in decoded.bad]
+            result.good.append(GoodRows(group.rows[decoded.good], group.schema_id, decoded.table, name))
+        for why, detail, rows in decoded.bad:
+            result.rejected.append(Rejected(why, detail, group.rows[rows], group.schema_id, name))
 
     def _known(self, groups: Iterable[frames.FrameGroup], result: DecodedBatch) -> list[frames.FrameGroup]:
         """The groups of types that are decoded; the others are added to the result."""
@@ -167,7 +187,7 @@ class BatchDecoder:
             if unselected is not None:
                 result.undecoded.append((group.rows, unselected))
             elif refusal is not None:
-                result.rejected.append(Rejected(*refusal, group.rows, schema_id))
+                result.rejected.append(Rejected(*refusal, group.rows, schema_id, self._plan.name_of(key)))
             elif key in self._plan.types:
                 result.types.add(key)
                 known.append(group)
@@ -185,6 +205,7 @@ class BatchDecoder:
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         refusal = bad.reason, bad.detail or bad.reason.explanation
+        name = None
         if bad.schema_id is not None:
             whole = (bad.schema_id, ())
             if not self._knows(bad.schema_id):
@@ -196,7 +217,8 @@ class BatchDecoder:
                 return
             # A rejected schema may have no indexes: its own reason takes precedence.
             refusal = self._plan.rejected.get(whole, refusal)
-        result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id))
+            name = self._plan.name_of(whole)
+        result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id, name))
 
     def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
         if self._plan.rest is None:
@@ -221,10 +243,13 @@ class BatchDecoder:
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
     """One entry for all rows with the same reason, detail and schema id."""
-    alike: dict[tuple[Reason, str, SchemaId | None], list[Rows]] = {}
+    alike: dict[tuple[Reason, str, SchemaId | None, str | None], list[Rows]] = {}
     for item in rejected:
-        alike.setdefault((item.reason, item.detail, item.schema_id), []).append(item.rows)
-    return [Rejected(why, detail, np.sort(np.concatenate(rows)), i) for (why, detail, i), rows in alike.items()]
+        alike.setdefault((item.reason, item.detail, item.schema_id, item.message_type), []).append(item.rows)
+    return [
+        Rejected(why, detail, np.sort(np.concatenate(rows)), schema_id, name)
+        for (why, detail, schema_id, name), rows in alike.items()
+    ]
 
 
 #: Depth of Python calls that a schema may need; the compiler's child allows no more.
@@ -317,6 +342,14 @@ def _of_json(schema: RegistrySchema) -> str | None:
     except DataError:
         return None
     return None if name == UNNAMED else name
+
+
+def json_title(schema: RegistrySchema) -> str | None:
+    """The title of a JSON Schema; None: it has none, or is none."""
+    try:
+        return SchemaText(schema).title
+    except DataError:
+        return None
 
 
 Key = TypeVar("Key")

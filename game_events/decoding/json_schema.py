@@ -104,13 +104,14 @@ class SchemaText:
         return documents
 
     @property
+    def title(self) -> str | None:
+        """Its title; None: it has none."""
+        return _as_name(self.root.node.get("title") if isinstance(self.root.node, dict) else None)
+
+    @property
     def message(self) -> str:
-        """Its name: title, else ``$id``, else ``json``."""
-        node = self.root.node if isinstance(self.root.node, dict) else {}
-        for name in (node.get("title"), self.root.base):
-            if isinstance(name, str) and name.strip("# "):
-                return name.strip("# ").replace("#", "_")
-        return UNNAMED
+        """Its name, as identities of fields have it: title, else ``$id``, else ``json``."""
+        return self.title or _as_name(self.root.base) or UNNAMED
 
     def follow(self, reference: str, place: SchemaNode) -> SchemaNode:
         """The target of a ``$ref``; DataError if it does not exist."""
@@ -292,6 +293,10 @@ def _identity(name: str, inner: JsonType) -> str:
     if inner.is_text:
         return f"{name}:json"
     return f"{name}:plain" if name.endswith((":json", ":plain")) else name
+
+
+def _as_name(text: object) -> str | None:
+    return text.strip("# ").replace("#", "_") or None if isinstance(text, str) else None
 
 
 def json_type(schema: SchemaText) -> JsonType:

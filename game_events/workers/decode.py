@@ -19,6 +19,7 @@ from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
 from game_events.lakehouse.data.columns import (
     FILE_COLUMNS,
     HEADERS,
+    MESSAGE_TYPE,
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     RECORD,
@@ -68,11 +69,12 @@ class OpenRecordFilter(ABC):
         `undecodable`: mask of the batch for some of its rows: undecoded ones and, `with_rejected`, rejected ones, too.
         """
         kept = DecodedBatch(rejected=[] if with_rejected else batch.rejected)
-        for rows, schema_id, columns in batch.good:
-            refused = self.decoded(columns)
-            rest = _left(rows, refused, note)
+        for good in batch.good:
+            refused = self.decoded(good.columns)
+            rest = _left(good.rows, refused, note)
             if len(rest):
-                kept.good.append((rest, schema_id, columns.filter(pa.array(~refused)) if refused.any() else columns))
+                columns = good.columns.filter(pa.array(~refused)) if refused.any() else good.columns
+                kept.good.append(good._replace(rows=rest, columns=columns))
         rejected = batch.rejected if with_rejected else []
         unknown = [rows for rows, _ in batch.undecoded] + [item.rows for item in rejected]
         if not unknown:
@@ -273,12 +275,13 @@ class _Output:
             undecodable = partial(self._filter.undecodable, batch, batch.column("topic_id"))
             decoded = self._filter.stored(decoded, undecodable, refused.append, with_rejected=True)
             result.suppressed += sum(map(len, refused))
-        for rows, schema_id, columns in decoded.good:
-            own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
-            self._keep(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
+        for rows, schema_id, columns, name in decoded.good:
+            own = self._own(batch, rows, raw=self._task.keep_raw) | identity_columns(schema_id, name, len(rows))
+            self._keep(own | {column: columns.column(column) for column in columns.column_names}, len(rows))
         for rows, key in decoded.undecoded:
             # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
-            self._keep(self._own(batch, rows, key[0], raw=True), len(rows))
+            own = self._own(batch, rows, raw=True) | identity_columns(key[0], self._task.plan.name_of(key), len(rows))
+            self._keep(own, len(rows))
             result.undecoded[key] += len(rows)
         if decoded.rejected:
             self._reject(batch, decoded.rejected)
@@ -297,16 +300,17 @@ class _Output:
             "detail": pa.array([item.detail for item in rejected], pa.string()),
             "_schema_id": pa.array([ref.number for ref in refs], pa.int64()),
             "_schema_guid": pa.array([ref.guid for ref in refs], pa.string()),
+            MESSAGE_TYPE: pa.array([item.message_type for item in rejected], pa.string()),
         }
         why = {
             "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
             "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
             "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
         }
-        own = self._own(batch, rows, None, raw=True)
+        own = self._own(batch, rows, raw=True)
         self.bad.write_columns(own | why | {name: values.take(which) for name, values in of_each.items()}, count)
 
-    def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
+    def _own(self, batch: pa.RecordBatch, rows: Rows, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)
         taken = batch if count == len(batch) and (np.diff(rows) > 0).all() else batch.take(pa.array(rows))
         own = {
@@ -320,7 +324,6 @@ class _Output:
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
         own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
-        own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
 
 
@@ -370,12 +373,13 @@ class StoredTask(DecodeJob):
         return result
 
     def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
-        for numbers, schema_id, columns in decoded.good:
-            own = self._own(rows, numbers, schema_id, keep_raw=self.keep_raw)
-            writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(numbers))
+        for numbers, schema_id, columns, name in decoded.good:
+            own = self._own(rows, numbers, schema_id, name, keep_raw=self.keep_raw)
+            writer.write_columns(own | {column: columns.column(column) for column in columns.column_names}, len(numbers))
         for numbers, key in decoded.undecoded:
             result.undecoded[key] += len(numbers)
-            writer.write_columns(self._own(rows, numbers, key[0], keep_raw=True), len(numbers))
+            own = self._own(rows, numbers, key[0], self.plan.name_of(key), keep_raw=True)
+            writer.write_columns(own, len(numbers))
         for rejected in decoded.rejected:
             result.reasons[rejected.reason] += len(rejected.rows)
             if self.keep_undecodable:
@@ -383,11 +387,11 @@ class StoredTask(DecodeJob):
                 writer.write_columns({name: kept.column(name) for name in kept.column_names}, kept.num_rows)
 
     def _own(
-        self, rows: pa.Table, numbers: Rows, schema_id: SchemaId, *, keep_raw: bool
+        self, rows: pa.Table, numbers: Rows, schema_id: SchemaId, message_type: str | None, *, keep_raw: bool
     ) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(numbers))
         own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
-        own |= identity_columns(schema_id, len(numbers))
+        own |= identity_columns(schema_id, message_type, len(numbers))
         if self.batch is not None:
             own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(numbers))
         if not keep_raw:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 #: `offset` tell every record from every other.
 RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
 HEADERS = "_kafka_headers"
+MESSAGE_TYPE = "_message_type"
 TIME = pa.timestamp("us", tz="UTC")
 
 #: Columns of the pipeline itself, with their comments. They begin with an underscore, which no decoded column does, and mean
@@ -46,6 +47,7 @@ _OWN: dict[str, tuple[pa.DataType, str]] = {
     ),
     "_schema_id": (pa.int64(), "Id of the schema in the registry that the record was written with"),
     "_schema_guid": (pa.string(), "GUID of that schema, where the record names it by one"),
+    MESSAGE_TYPE: (pa.string(), "Full name of the record's message type; of JSON the schema's title, else its subject"),
     "_raw_value": (pa.binary(), "Value of the record as it was sent, frame included"),
     "_batch": (pa.int64(), "Number of the commit of bronze_events that brought the row"),
     "_file_path": (pa.string(), "File that the record was read from; NULL: from Kafka"),
@@ -110,12 +112,10 @@ def bronze_schema(columns: ColumnMap) -> pa.Schema:
     return pa.schema([*OWN_COLUMNS, *decoded])
 
 
-def identity_columns(schema_id: SchemaId | None, count: int) -> dict[str, pa.Array]:
-    """`_schema_id` or `_schema_guid`, the other one NULL."""
-    return {
-        name: pa.repeat(pa.scalar(value, OWN_COLUMNS.field(name).type), count)
-        for name, value in zip(SCHEMA_COLUMNS, SchemaRef.of(schema_id), strict=True)
-    }
+def identity_columns(schema_id: SchemaId | None, message_type: str | None, count: int) -> dict[str, pa.Array]:
+    """`_schema_id` or `_schema_guid`, the other one NULL, and `_message_type`."""
+    values = zip((*SCHEMA_COLUMNS, MESSAGE_TYPE), (*SchemaRef.of(schema_id), message_type), strict=True)
+    return {name: pa.repeat(pa.scalar(value, OWN_COLUMNS.field(name).type), count) for name, value in values}
 
 
 def column_map(handle: DeltaTable) -> ColumnMap:

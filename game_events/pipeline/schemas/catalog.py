@@ -12,6 +12,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -19,8 +20,17 @@ from deltalake import DeltaTable
 
 from game_events.decoding.columns import ColumnMap, Field, Kept, ValueRules, field_key
 from game_events.decoding.comments import NO_COMMENTS, Comments, clean, read_comments
-from game_events.decoding.decoder import DecodePlan, RecentlyUsed, TypeKey, compile_schema, declared_names, first_decoders
+from game_events.decoding.decoder import (
+    DecodePlan,
+    RecentlyUsed,
+    TypeKey,
+    compile_schema,
+    declared_names,
+    first_decoders,
+    json_title,
+)
 from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, ordered
+from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.schema_diff import difference
@@ -54,6 +64,7 @@ class _Known:
 
     `digests`: of its archived texts; empty: it is not archived. `schema`: its text; None: it is too long to be read, or is read
     from the archive when it is needed. `verified_until`: the registry was asked, and is not asked again before that time.
+    `json_name`: of a JSON Schema, its title or a subject's name; None: not looked up, or neither is known.
     """
 
     digests: set[str] = field(default_factory=set)
@@ -62,6 +73,7 @@ class _Known:
     compiled: CompiledSchema | DataError | None = None
     decoders: dict[IndexPath, PayloadDecoder | DataError] = field(default_factory=dict)
     comments: Comments | None = None
+    json_name: str | None = None
 
     @property
     def size(self) -> int:
@@ -361,6 +373,7 @@ class SchemaCatalog:
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}
         undecoded: set[TypeKey] = set()
+        named: dict[TypeKey, str] = {}
         for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
             compiled = self.compiled(schema_id)
             if compiled is None:
@@ -372,11 +385,14 @@ class SchemaCatalog:
             if isinstance(compiled, DataError):
                 rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))
                 undecoded |= self._not_selected(schema_id, None)
+                named |= {(schema_id, at): name for at, name in self._declared(schema_id).items() if at == path or not at}
                 continue
             schemas[schema_id] = compiled
             key = (schema_id, path if compiled.indexed else ())
             if not compiled.has(key[1]):
                 continue  # workers reject its records as BAD_INDEX
+            if isinstance(compiled, JsonSchema):
+                named[key] = self._json_name(schema_id) or compiled.message
             others = self._not_selected(schema_id, compiled, key[1])
             undecoded |= others
             if key not in others:
@@ -386,7 +402,19 @@ class SchemaCatalog:
                 except DataError as error:
                     rejected[key] = (Reason.BAD_SCHEMA, str(error))
         limit = self.max_unknown_ids
-        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values)
+        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values, named)
+
+    def _json_name(self, schema_id: SchemaId) -> str | None:
+        """What `_message_type` has for a JSON Schema: its title, else a subject that has it; None: neither is known."""
+        known = self._known[schema_id]
+        # Without it while the registry is down, or if the archive has lost the text.
+        with suppress(TransientError, DataError):
+            if known.json_name is None:
+                known.json_name = json_title(self._text(schema_id, known))
+            if known.json_name is None:
+                version = self.version_of(schema_id)
+                known.json_name = version[0] if version is not None else self._registry.subject_of(schema_id)
+        return known.json_name
 
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:
         """The columns with those of a type; DataError: it has no decoder, or bronze cannot take its records."""

@@ -290,6 +290,10 @@ class FileSchemas(SchemaLookup):
         for schema in schemas:
             self._offered.setdefault(schema.schema_id, schema)
 
+    def subject_of(self, schema_id: SchemaId) -> str | None:
+        """See `SchemaLookup.subject_of`: of ids of the registry."""
+        return self._registry.subject_of(schema_id) if self._framed else None
+
     def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id or GUID; None: unknown; raises as `SchemaRegistry.fetch`."""
         offered = self._offered.get(schema_id)

@@ -75,7 +75,9 @@ def decode(plan, values):
 
 def rows_by_position(batch):
     """Position -> decoded row, for the good rows."""
-    return {int(position): row for rows, _, table in batch.good for position, row in zip(rows, table.to_pylist(), strict=True)}
+    return {
+        int(position): row for rows, _, table, _ in batch.good for position, row in zip(rows, table.to_pylist(), strict=True)
+    }
 
 
 def reasons_by_position(batch):
@@ -85,5 +87,5 @@ def reasons_by_position(batch):
 
 def assert_each_row_once(batch, positions):
     """Every row is good or rejected, and none is both."""
-    seen = [int(p) for rows, _, _ in batch.good for p in rows] + [int(p) for r in batch.rejected for p in r.rows]
+    seen = [int(p) for rows, _, _, _ in batch.good for p in rows] + [int(p) for r in batch.rejected for p in r.rows]
     assert sorted(seen) == sorted(positions)

@@ -68,7 +68,7 @@ def test_interleaved_versions_are_each_decoded_by_their_own_schema():
 
 def test_every_good_group_says_its_schema_id_and_its_rows():
     decoded = decode(PLAN, [event(12), event(11), event(12)])
-    assert {i: rows.tolist() for rows, i, _ in decoded.good} == {11: [1], 12: [0, 2]}
+    assert {i: rows.tolist() for rows, i, _, _ in decoded.good} == {11: [1], 12: [0, 2]}
 
 
 def test_one_corrupt_row_among_a_hundred_thousand_costs_only_itself():
@@ -77,7 +77,7 @@ def test_one_corrupt_row_among_a_hundred_thousand_costs_only_itself():
     values[77_777] = good[:-2]
     decoded = decode(PLAN, values)
     assert reasons_by_position(decoded) == {77_777: Reason.TRUNCATED}
-    ((rows, _, table),) = decoded.good
+    ((rows, _, table, _),) = decoded.good
     assert len(rows) == table.num_rows == 99_999
     assert 77_777 not in rows
     assert table.column("game").unique().to_pylist() == ["rummy"]
@@ -374,7 +374,7 @@ def test_rows_of_a_message_without_fields_may_have_fields_of_later_versions():
 
 def test_the_columns_of_a_batch_have_the_types_of_the_map():
     decoded = decode(PLAN, [event(i) for i in VERSIONS])
-    for _, _, table in decoded.good:
+    for _, _, table, _ in decoded.good:
         assert {f.name: f.type for f in table.schema} == {n: PLAN.columns.columns[n] for n in table.column_names}
 
 

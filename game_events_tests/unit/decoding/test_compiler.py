@@ -19,12 +19,13 @@ from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog
+from game_events.schema_registry import SchemaLookup
 from game_events_tests.support.decoding.hostile_schemas import BAD, MAIN, ODD, as_base64, avro, commands, described
 
 GOOD = RegistrySchema(1, "PROTOBUF", MAIN)
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Knows schemas by id."""
 
     url = "http://registry"

@@ -35,7 +35,7 @@ def varint(value):
 def elements(decoded, column="i"):
     """Position -> elements of the list, of the good rows."""
     lengths = {}
-    for rows, _, table in decoded.good:
+    for rows, _, table, _ in decoded.good:
         offsets = [chunk.offsets.to_pylist() for chunk in table.column(column).chunks if len(chunk)]
         counts = [end - begin for part in offsets for begin, end in itertools.pairwise(part)]
         lengths |= dict(zip(rows.tolist(), counts, strict=True))
@@ -73,7 +73,7 @@ def test_a_small_protobuf_record_of_too_many_values_is_refused_alone(name):
     good, large = framed(b"\0" + GAME), framed(b"\0" + GAME + make(100_000))
     decoded = decode(plan, [good, large, good])
     assert reasons_by_position(decoded) == {1: Reason.TOO_MANY_VALUES}
-    assert [at for rows, _, _ in decoded.good for at in rows] == [0, 2]
+    assert [at for rows, _, _, _ in decoded.good for at in rows] == [0, 2]
     (rejected,) = decoded.rejected
     assert rejected.detail.startswith(f"E: more than {MAX_RECORD_CELLS:,} values")
 

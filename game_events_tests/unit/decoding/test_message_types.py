@@ -10,8 +10,10 @@ from google.protobuf import descriptor_pb2
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, declared_names
 from game_events.decoding.frame import Reason, RegistrySchema
+from game_events.errors import TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.schema_registry import SchemaLookup
 from game_events_tests.support.decoding.format_helpers import framed
 from game_events_tests.support.decoding.helpers import (
     compiled,
@@ -38,17 +40,24 @@ TEXTS = {
     5: ("AVRO", json.dumps(BROKEN_AVRO)),
     6: ("JSON", json.dumps(BROKEN_JSON)),
     7: ("AVRO", "no schema at all"),
+    9: ("JSON", json.dumps({"$id": "http://shop/visit", "type": "object", "properties": {"page": {"type": "string"}}})),
     "guid": ("COLUMNS", '{"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": true, "metadata": {}}]}'),
 }
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Knows `TEXTS`."""
 
     url = "http://registry"
+    down = False
 
     def fetch(self, schema_id):
         return RegistrySchema(schema_id, *TEXTS[schema_id]) if schema_id in TEXTS else None
+
+    def subject_of(self, schema_id):
+        if self.down:
+            raise TransientError("down")
+        return f"subject-of-{schema_id}"
 
 
 @pytest.fixture
@@ -187,3 +196,34 @@ def test_names_in_a_descriptor_are_read_though_what_it_imports_is_missing():
 )
 def test_names_in_other_texts(kind, text, name):
     assert names_of(kind, text) == ({} if name is None else {(): name})
+
+
+def types_of(batch):
+    """Position -> full name of the message type, of good and of rejected rows."""
+    good = {int(row): name for rows, _, _, name in batch.good for row in rows}
+    return good | {int(row): item.message_type for item in batch.rejected for row in item.rows}
+
+
+def test_each_row_names_its_message_type_whatever_its_format(catalog):
+    """Two messages of one schema with the same fields are told apart; of JSON the title counts, else the subject."""
+    plan = catalog().plan(ColumnMap(), [(1, (0,)), (1, (1,)), (1, (0, 0)), (2, ()), (3, ()), (9, ())])
+    line = frame(1, (0, 0), python_class(compiled(SHOP, 1), (0, 0))(sku="x"))
+    values = [message(1, "OrderPlaced", shop="a"), message(1, "Heartbeat", load=1), line]
+    values += [framed(b"\x02", 2), framed(b"{}", 3), framed(b"{}", 9)]
+    names = ["shop.OrderPlaced", "shop.Heartbeat", "shop.OrderPlaced.Line", "shop.Refund", "shop.Visit", "subject-of-9"]
+    assert types_of(decode(plan, values)) == dict(enumerate(names))
+
+
+def test_a_damaged_record_has_the_type_that_its_frame_names_even_if_its_schema_does_not_compile(catalog):
+    plan = catalog().plan(ColumnMap(), [(1, (0,)), (4, (0,)), (5, ())])
+    values = [message(1, "OrderPlaced", shop="a")[:-1], b"\0\0\0\0\4\0\x0a", framed(b"\x02", 5), b"{}", None]
+    assert types_of(decode(plan, values)) == {0: "shop.OrderPlaced", 1: "shop.Heartbeat", 2: "shop.Refund", 3: None, 4: None}
+
+
+def test_a_json_schema_without_a_title_has_its_address_as_long_as_no_registry_tells_its_subject(catalog):
+    known = catalog()
+    known.knows(9)
+    known._registry.down = True
+    assert types_of(decode(known.plan(ColumnMap(), [(9, ())]), [framed(b"{}", 9)])) == {0: "http://shop/visit"}
+    known._registry.down = False
+    assert types_of(decode(known.plan(ColumnMap(), [(9, ())]), [framed(b"{}", 9)])) == {0: "subject-of-9"}

@@ -121,6 +121,7 @@ def test_good_rows_go_to_bronze_with_their_coordinates_and_columns(tmp_path):
         "_kafka_headers": [{"key": "h", "value": None}, {"key": "h", "value": b"2"}],
         "_schema_id": 72,
         "_schema_guid": None,
+        "_message_type": "s.Event",
         "_raw_value": values[0],
         "_batch": 9,
         "_file_path": None,
@@ -411,3 +412,14 @@ def test_stored_raw_values_are_decoded_part_by_part_too(tmp_path, monkeypatch):
     monkeypatch.setattr(projection, "MAX_BATCH_CELLS", 10)
     parted = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
     assert (len(parted), parted) == (50, whole)
+
+
+def test_stored_rows_get_the_message_type_that_they_lack(tmp_path):
+    """Rows of an earlier release, and of a schema whose name was not known, get it by a redecode."""
+    made = Staged(tmp_path, [records([good(1), good(2, OLD), b"no frame"])])
+    assert [row["_message_type"] for row in (*made.bronze, *made.quarantine)] == ["s.Event", "s.Event", None]
+    without = [row | {"_message_type": None} for row in made.bronze]
+    rows = pa.RecordBatch.from_pylist(without, schema=bronze_schema(PLAN.columns))
+    task = StoredTask(made.task.bronze, None, PLAN, None, keep_raw=True, keep_undecodable=True)
+    again = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    assert again == made.bronze

@@ -332,7 +332,7 @@ def test_values_of_old_and_new_versions_stand_in_the_same_columns():
         frame(301, (0,), new()),
     ]
     decoded = BatchDecoder(plan).decode(pa.array(values, pa.binary()))
-    rows = {i: row for at, _, table in decoded.good for i, row in zip(at.tolist(), table.to_pylist(), strict=True)}
+    rows = {i: row for at, _, table, _ in decoded.good for i, row in zip(at.tolist(), table.to_pylist(), strict=True)}
     assert rows == {
         0: {
             "p": {"x": 1, "q": None},

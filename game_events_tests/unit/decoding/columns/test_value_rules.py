@@ -17,6 +17,7 @@ from game_events.decoding.columns import ColumnMap, ColumnRules, Field, ValueRul
 from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.schema_registry import SchemaLookup
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import compiled, decode, frame, plan_for, python_class, rows_by_position
 
@@ -300,7 +301,7 @@ def test_without_the_settings_no_value_becomes_null(choice):
 
 
 def test_the_setting_for_decimals_counts_without_other_settings(tmp_path):
-    class Registry:
+    class Registry(SchemaLookup):
         def fetch(self, schema_id):
             return RegistrySchema(schema_id, "PROTOBUF", 'syntax = "proto3"; message Paid { string game_name = 1; }')
 

@@ -11,6 +11,7 @@ from game_events.decoding.decoder import BatchDecoder, DecodePlan, RecentlyUsed
 from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.schema_registry import SchemaLookup
 from game_events_tests.support.decoding.format_helpers import framed
 
 TIME = {"type": "long", "logicalType": "timestamp-micros"}
@@ -25,7 +26,7 @@ def record(prefix, *names):
     return json.dumps({"type": "record", "name": f"R{prefix}", "fields": fields})
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Knows some ids, and counts what it was asked."""
 
     url = "http://registry"
@@ -155,7 +156,7 @@ def test_a_worker_drops_decoders_that_were_not_used_for_long(make, monkeypatch):
     monkeypatch.setattr(decoder, "_used", RecentlyUsed(20))
     values = pa.array([framed(b"\x02a", n) for n in range(1, 9)] * 2, pa.binary())
     for _ in range(2):
-        assert sum(len(rows) for rows, _, _ in decoder.decode(values).good) == 16
+        assert sum(len(rows) for rows, _, _, _ in decoder.decode(values).good) == 16
         assert len(decoder._decoders) == 2
 
 

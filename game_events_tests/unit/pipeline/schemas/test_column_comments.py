@@ -15,6 +15,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.schemas.catalog import BRONZE_DESCRIPTION, SchemaCatalog, message_comment
 from game_events.plugins.catalog.schema_history import origins
+from game_events.schema_registry import SchemaLookup
 
 HEAD = 'syntax = "proto3"; package t;\n'
 TEXTS = {
@@ -29,7 +30,7 @@ TEXTS = {
 }
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Knows `TEXTS`."""
 
     url = "http://registry"

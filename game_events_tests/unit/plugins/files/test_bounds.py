@@ -25,7 +25,7 @@ from game_events.plugins.files.location import LINK, MAX_DEPTH, NotAFileError, S
 from game_events.plugins.files.readers import FileReading
 from game_events.plugins.files.records import FilePart, marked_records
 from game_events.plugins.files.source import FileSchemas, FileSource
-from game_events.schema_registry import RegistrySchema
+from game_events.schema_registry import RegistrySchema, SchemaLookup
 from game_events.sources.source import BATCH_BYTES, ReadNotes, SourceContext
 from game_events_tests.support.worlds.file_samples import WRITERS, avro, event, lines, parquet, protobuf, put
 from game_events_tests.unit.plugins.files.test_reader import KINDS, PLENTY, Read
@@ -359,7 +359,7 @@ def test_what_became_a_link_since_it_was_listed_is_not_followed_either(tmp_path:
 # --- schemas that files bring
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Knows one id."""
 
     url = "http://registry"

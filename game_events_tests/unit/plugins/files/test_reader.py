@@ -89,7 +89,7 @@ class Read:
             decoded = decoder.decode(good.column("value"), good.column("headers"))
         assert not decoded.unknown
         at = good.column("at").to_pylist()
-        for positions, _, table in decoded.good:
+        for positions, _, table, _ in decoded.good:
             for position, row in zip(positions, table.to_pylist(), strict=True):
                 self._once(self.rows, at[position], row)
         for rejected in decoded.rejected:
