@@ -36,6 +36,8 @@ TIMEOUT_S = 10.0
 RETRIES = 2
 #: Seconds without requests after an outage: each request costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
+#: Seconds for which a token is used of which the token server does not say when it ends.
+TOKEN_S = 60
 NOT_FOUND = 404
 #: Statuses, with an error code of the registry, for an impossible id (above 2^31, a GUID where unsupported); a gateway's 400
 #: has no such code.
@@ -167,8 +169,17 @@ def _login(settings: Settings) -> dict[str, object]:
     return conf
 
 
-def _token_client(settings: Settings, verify: SSLContext, timeout_s: float, most: int) -> OAuth2Client:
-    client = OAuth2Client(
+class _TokenClient(OAuth2Client):  # type: ignore[misc]  # Authlib has no types
+    def fetch_token(self, **asked: object) -> dict[str, object]:
+        """A token; one of which the server does not say when it ends is used for `TOKEN_S`."""
+        token: dict[str, object] = super().fetch_token(**asked)
+        token.setdefault("expires_in", TOKEN_S)
+        token.setdefault("expires_at", time.time() + TOKEN_S)
+        return token
+
+
+def _token_client(settings: Settings, verify: SSLContext, timeout_s: float, most: int) -> _TokenClient:
+    client = _TokenClient(
         client_id=settings.schema_registry_client_id,
         client_secret=value_of(settings.schema_registry_client_secret),
         scope=settings.schema_registry_scope or None,

@@ -52,7 +52,7 @@ _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # noqa: S105 - a text
 NO_TOKEN_S = 45.0
 #: Error codes of RFC 6749, 5.2: the token server does not take the client, its secret or the scope, also the next time.
 _NO_CLIENT = re.compile(
-    r"invalid_(request|client|grant|scope|target)|unauthorized_client|unsupported_grant_type|access_denied|[Uu]nauthorized"
+    r"invalid_(request|client|grant|scope|target)|unauthorized_client|unsupported_grant_type|access_denied|[Uu]nauthorized|[Ff]orbidden"
 )
 _UNTRUSTED_TOKENS = re.compile(r"certificate|trust anchors", re.IGNORECASE)
 #: A connection's new login that came too soon after the last one, or with the token's end: the client connects again by itself.
@@ -116,6 +116,8 @@ class CauseMemory:
         """Keeps a refusal, else the last error; "all brokers down" never replaces another one."""
         if error.str().startswith(_NO_TOKEN) and not _is_refusal(error):
             self._without_token = (self._clock(), _answer(error))
+        elif self._lacks_token() and _is_login(error):
+            return  # what comes of it: the broker refuses the last token, which has ended
         elif not self.refused and (self._last is None or error.code() != KafkaError._ALL_BROKERS_DOWN):
             self._last = error
 
@@ -127,7 +129,7 @@ class CauseMemory:
     def explain(self, what: str, error: KafkaError | None = None) -> GameEventsError:
         """The project's error for a Kafka error, with the remembered cause."""
         where = f"{what}: Kafka at {self._servers}"
-        if not self.refused and self._without_token and self._clock() - self._without_token[0] < NO_TOKEN_S:
+        if not self.refused and self._without_token and self._lacks_token():
             advice = f"is it up, and is {TOKEN_URL} of {_WHERE} right?"
             return TransientError(f"{where}: no login, as {self._tokens} gives no token ({self._without_token[1]}): {advice}")
         cause = error if _is_refusal(error) and not self.refused else self._last or error
@@ -141,6 +143,10 @@ class CauseMemory:
         tokens = f" Does {self._tokens} give tokens?" if self._tokens else ""
         return TransientError(f"{where}: {_text(cause)}: {advice}{tokens}")
 
+    def _lacks_token(self) -> bool:
+        """Whether the token server has given none when it was last asked, as far as is known."""
+        return self._without_token is not None and self._clock() - self._without_token[0] < NO_TOKEN_S
+
     def _of_login(self, cause: KafkaError | None) -> str:
         """Of a refused login: by whom, and what to do."""
         if cause is not None and cause.str().startswith(_NO_TOKEN):
@@ -151,7 +157,7 @@ class CauseMemory:
             advice = f"check sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and sasl.oauthbearer.scope in {_WHERE}"
             return f"no login, as {self._tokens} refuses the client {said}: {advice}"
         if self._tokens and cause is not None and cause.code() != KafkaError._SSL:
-            advice = "check that the broker trusts it, the audience and the scope"
+            advice = "check that the broker trusts it, the audience, the scope and the clocks"
             return f"{_text(cause)}: it refuses the token of {self._tokens}: {advice}"
         return f"{_text(cause)}: check {_WHERE} (security.protocol, sasl.*, ssl.*)"
 

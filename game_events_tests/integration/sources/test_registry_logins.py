@@ -69,6 +69,13 @@ def test_tokens_of_a_client_are_used_until_they_end_and_then_new_ones(make_setti
     assert 3 <= len(tokens.given) < asked / 2
 
 
+def test_a_token_without_an_end_is_used_several_times(make_settings, guarded, tokens, login, subject):
+    tokens.says_end = False
+    registry = SchemaRegistry(make_settings(schema_registry_url=guarded.url, **login))
+    assert [registry.version_numbers(subject) for _ in range(3)] == [[1]] * 3
+    assert len(tokens.given) == 1
+
+
 def test_a_fixed_token_is_sent_and_one_that_has_ended_is_told_from_a_wrong_password(
     make_settings, guarded, tokens, login, subject
 ):

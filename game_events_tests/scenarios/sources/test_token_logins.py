@@ -137,16 +137,39 @@ def test_a_read_goes_on_when_tokens_end_and_after_a_pause_without_a_record(token
     assert len(source.snapshot().latest) == 1
 
 
+def test_a_read_outlives_a_token_server_that_gives_no_token_until_after_the_last_one_has_ended(tokens, topic):
+    tokens.lifetime_s = LIFE_S
+    source = make_source(topic.settings())
+    (partition,) = source.snapshot().latest
+    given = len(tokens.given)
+
+    def send_when_tokens_are_there_again():
+        until(lambda: len(tokens.given) > given, 30, what="the reader's token")
+        tokens.answer = lambda: (200, b"{}")
+        time.sleep(2 * LIFE_S)
+        tokens.answer = lambda: None
+        topic.send(1)
+
+    sending = threading.Thread(target=send_when_tokens_are_there_again)
+    sending.start()
+    read = records(source, MicroBatch({partition: 0}, {partition: 4}))
+    sending.join()
+    assert [row["offset"] for row in read] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("step", "kind", "said"),
     [
         ("no such client", ConfigurationError, r"refuses the client.*invalid_client.*check sasl\.oauthbearer\.client\.id"),
         ("no token server", TransientError, r"http://localhost:9/token gives no token.*connect.*is it up"),
+        ("busy token server", TransientError, r"Does http://localhost:\d+/token give tokens\?"),
         ("foreign token", ConfigurationError, r"invalid_token.*it refuses the token of http://localhost"),
     ],
 )
 def test_a_refused_login_says_quickly_which_step_failed_and_what_to_check(tokens, topic, step, kind, said):
     tokens.signs_wrong = step == "foreign token"
+    if step == "busy token server":
+        tokens.answer = lambda: (503, b"busy")
     options = {
         "no such client": {"sasl.oauthbearer.client.secret": WRONG},
         "no token server": {"sasl.oauthbearer.token.endpoint.url": "http://localhost:9/token"},

@@ -26,10 +26,14 @@ Answer = tuple[int, bytes] | None
 
 
 class TokenServer:
-    """Attributes: `lifetime_s` of the tokens given next; `answer`, asked before each token; `given`, the tokens so far."""
+    """Attributes: `lifetime_s` of the tokens given next; `answer`, asked before each token; `given`, the tokens so far.
+
+    `says_end`: whether answers say when a token ends.
+    """
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.lifetime_s = 300
+        self.says_end = True
         self.answer: Callable[[], Answer] = lambda: None
         self.given: list[str] = []
         self.asked = 0
@@ -92,7 +96,9 @@ class TokenServer:
                 server.scopes.update(form.get("scope", []))
                 token = server._token()
                 server.given.append(token)
-                said = {"access_token": token, "token_type": "Bearer", "expires_in": server.lifetime_s}
+                said: dict[str, object] = {"access_token": token, "token_type": "Bearer"}
+                if server.says_end:
+                    said["expires_in"] = server.lifetime_s
                 return self._say(200, json.dumps(said).encode())
 
             def _login(self, form: dict[str, list[str]]) -> tuple[str, str]:

@@ -103,6 +103,7 @@ def test_a_token_server_that_gives_no_token_for_a_while_is_waited_for_and_named(
     now = [0.0]
     memory = CauseMemory("broker:1", URL, clock=lambda: now[0])
     memory(no_token(why))
+    memory(of_tokens('SASL authentication error: {"status":"invalid_token"}'))  # the last token has ended
     memory(BROKEN)
     assert not memory.refused
     error = memory.explain("reading", BROKEN)
