@@ -17,7 +17,7 @@ from typing import Any
 from game_events.errors import ConfigurationError
 
 #: Packages of the project's own plug-ins, in the order in which their parts are asked.
-BUILT_IN = ("files", "governance", "catalog", "export", "alerts", "local")
+BUILT_IN = ("files", "governance", "catalog", "export", "alerts", "local", "msk")
 ENTRY_POINTS = "game_events.plugins"
 
 
@@ -43,6 +43,9 @@ class Plugin:
         settings: a class of settings (`config.pipeline_settings.SettingsGroup`).
         commands: name -> command.
         sources: value of the setting `source` -> class, a `sources.source.Source`, which shows what it takes.
+        kafka_logins: value of the setting `kafka_login` -> function `(Settings) -> tokens`: an object that is pickled for the
+            workers; `tokens("")` gives a token for Kafka and the time at which it ends, or raises a GameEventsError, and
+            `str(tokens)` is shown.
         definitions: function `(Graph) -> dagster.Definitions`.
         checks: sequence of `TableCheck`: asset checks beside those of the core.
         doctor: function `(Settings) -> Mapping[str, Callable[[], str]]`: what `game-events doctor` checks beside the core, by
@@ -58,6 +61,7 @@ class Plugin:
     settings: str | None = None
     commands: Mapping[str, Command] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    kafka_logins: Mapping[str, str] = field(default_factory=dict)
     definitions: str | None = None
     checks: str | None = None
     doctor: str | None = None

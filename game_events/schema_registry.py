@@ -4,21 +4,26 @@ Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /s
 """
 
 import logging
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from ssl import SSLContext
 from typing import Protocol, TypeVar
 from urllib.request import getproxies
 
 import httpx2
+from authlib.integrations.base_client import OAuthError
+from authlib.integrations.httpx_client import OAuth2Client
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
 from game_events.config.http_bounds import bounded
-from game_events.config.masking import without_secrets
+from game_events.config.masking import value_of, without_secrets
 from game_events.config.network import UNTRUSTED
+from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
 from game_events.decoding.frame import MAX_TEXT, MAX_TEXTS, RegistrySchema, SchemaId
 from game_events.errors import ConfigurationError, DataError, TransientError
@@ -31,11 +36,15 @@ TIMEOUT_S = 10.0
 RETRIES = 2
 #: Seconds without requests after an outage: each request costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
+#: Seconds for which a token is used of which the token server does not say when it ends.
+TOKEN_S = 60
 NOT_FOUND = 404
 #: Statuses, with an error code of the registry, for an impossible id (above 2^31, a GUID where unsupported); a gateway's 400
 #: has no such code.
 IMPOSSIBLE = (400, 405, 422)
 FORBIDDEN = (401, 403)
+#: OpenSSL's texts for a server that ends the connection as it misses a certificate, or does not take it.
+_WANTS_CERTIFICATE = re.compile(r"ALERT.*(CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE|ACCESS_DENIED|DECRYPT_ERROR)")
 
 
 @dataclass(frozen=True)
@@ -110,21 +119,91 @@ def registry_client(
     """
     timeout_s = timeout_s or TIMEOUT_S
     conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": timeout_s, "max.retries": retries}
-    if settings.schema_registry_user:
-        password = settings.schema_registry_password
-        secret = password.get_secret_value() if password else ""
-        conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{secret}"
+    conf |= _login(settings)
+    addresses = [*split_names(settings.schema_registry_url), settings.schema_registry_token_url or "http://"]
     if settings.tls_ca_file is not None:
         conf["ssl.ca.location"] = str(settings.tls_ca_file)
-    elif not getproxies() and all(url.strip().startswith("http://") for url in settings.schema_registry_url.split(",")):
+    elif not getproxies() and all(address.startswith("http://") for address in addresses):
         # Nothing is encrypted, and the certificates of the system's authorities take 50 ms to read.
         conf["ssl.ca.location"] = False
-    client = SchemaRegistryClient.new_client(conf)
+    try:
+        client = SchemaRegistryClient.new_client(conf)
+    except OSError as error:  # also OpenSSL's
+        raise ConfigurationError(
+            f"schema registry {settings.schema_registry_url}: the client's certificate cannot be used ({error}): check "
+            "GAME_EVENTS_SCHEMA_REGISTRY_CERTIFICATE_FILE, _KEY_FILE and _KEY_PASSWORD"
+        ) from None
     rest = getattr(client, "_rest_client", None)  # the fake has none
     if rest is not None:
         rest.session.headers["Accept-Encoding"] = "identity"
         bounded(rest.session, timeout_s, most)
+        if settings.schema_registry_token_url is not None:
+            # The library's own knows neither these authorities nor a limit of time or bytes.
+            rest.bearer_field_provider.client = _token_client(settings, rest.verify, timeout_s, most)
     return client
+
+
+def _login(settings: Settings) -> dict[str, object]:
+    """The client's options with the settings' login."""
+    conf: dict[str, object] = {}
+    if settings.schema_registry_user:
+        conf["basic.auth.user.info"] = f"{settings.schema_registry_user}:{value_of(settings.schema_registry_password) or ''}"
+    tokens: dict[str, object] = {"bearer.auth.logical.cluster": settings.schema_registry_cluster}
+    if settings.schema_registry_identity_pool is not None:
+        tokens["bearer.auth.identity.pool.id"] = settings.schema_registry_identity_pool
+    if settings.schema_registry_token is not None:
+        conf |= tokens | {"bearer.auth.credentials.source": "STATIC_TOKEN"}
+        conf["bearer.auth.token"] = settings.schema_registry_token.get_secret_value()
+    elif settings.schema_registry_token_url is not None:
+        conf |= tokens | {"bearer.auth.credentials.source": "OAUTHBEARER"}
+        conf["bearer.auth.client.id"] = settings.schema_registry_client_id
+        conf["bearer.auth.client.secret"] = value_of(settings.schema_registry_client_secret)
+        conf["bearer.auth.scope"] = settings.schema_registry_scope
+        conf["bearer.auth.issuer.endpoint.url"] = settings.schema_registry_token_url
+    if settings.schema_registry_certificate_file is not None:
+        certificate = settings.schema_registry_certificate_file
+        conf["ssl.certificate.location"] = str(certificate)
+        conf["ssl.key.location"] = str(settings.schema_registry_key_file or certificate)
+        # Without one OpenSSL would ask for the password of an encrypted key on the terminal.
+        conf["ssl.key.password"] = value_of(settings.schema_registry_key_password) or ""
+    return conf
+
+
+class _TokenClient(OAuth2Client):  # type: ignore[misc]  # Authlib has no types
+    def fetch_token(self, **asked: object) -> dict[str, object]:
+        """A token; one of which the server does not say when it ends is used for `TOKEN_S`."""
+        token: dict[str, object] = super().fetch_token(**asked)
+        token.setdefault("expires_in", TOKEN_S)
+        token.setdefault("expires_at", time.time() + TOKEN_S)
+        return token
+
+
+def _token_client(settings: Settings, verify: SSLContext, timeout_s: float, most: int) -> _TokenClient:
+    client = _TokenClient(
+        client_id=settings.schema_registry_client_id,
+        client_secret=value_of(settings.schema_registry_client_secret),
+        scope=settings.schema_registry_scope or None,
+        verify=verify,
+        timeout=timeout_s,
+    )
+    client.headers["Accept-Encoding"] = "identity"
+    bounded(client, timeout_s, most)
+    return client
+
+
+def login_of(settings: Settings) -> str | None:
+    """The login at the registry as texts name it; None: there is none."""
+    parts = []
+    if settings.schema_registry_user:
+        parts.append(f"login of user {settings.schema_registry_user}")
+    if settings.schema_registry_token is not None:
+        parts.append("login by a fixed token")
+    if settings.schema_registry_token_url is not None:
+        client = settings.schema_registry_client_id
+        parts.append(f"login of client {client}, tokens of {settings.schema_registry_token_url}")
+    if settings.schema_registry_certificate_file is not None:
+        parts.append("a client's certificate")
+    return " and ".join(parts) or None
 
 
 class SchemaLookup(Protocol):
@@ -270,22 +349,57 @@ class SchemaRegistry(SchemaLookup):
                 return None
             if status in FORBIDDEN:
                 raise ConfigurationError(
-                    f"schema registry {self.url} refuses {what} (HTTP {status}): check "
-                    "GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
+                    f"schema registry {self.url} refuses {what} (HTTP {status}): {_advice(self._settings)}"
                 ) from None
             # Its text may be a page of megabytes, or repeat the request with its login.
             said = without_secrets(str(error), self._settings)
             raise TransientError(f"schema registry {self.url} answered {what} with {status}: {said}") from None
+        except OAuthTokenError as error:
+            raise self._without_token(error) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             if UNTRUSTED in str(error):
                 raise ConfigurationError(
                     f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the "
                     "PEM file of the authority that signed it"
                 ) from error
+            if _WANTS_CERTIFICATE.search(str(error)):
+                raise ConfigurationError(
+                    f"schema registry {self.url} refuses this client's certificate, or that there is none ({error}): check "
+                    "GAME_EVENTS_SCHEMA_REGISTRY_CERTIFICATE_FILE and GAME_EVENTS_SCHEMA_REGISTRY_KEY_FILE"
+                ) from error
             raise TransientError(
                 f"schema registry {self.url} gave no usable answer for {what} ({type(error).__name__}: {error}): "
                 "is GAME_EVENTS_SCHEMA_REGISTRY_URL right, and is it up? (`game-events doctor` checks both)"
             ) from error
+
+    def _without_token(self, error: OAuthTokenError) -> ConfigurationError | TransientError:
+        """The project's error for a token server that gives no token."""
+        url = self._settings.schema_registry_token_url
+        cause = error.__context__ or error  # the library's own text repeats it
+        said = without_secrets(f"{type(cause).__name__}: {cause}", self._settings)
+        text = f"schema registry {self.url}: no login, as the token server {url}"
+        if isinstance(cause, OAuthError):
+            return ConfigurationError(
+                f"{text} refuses the client ({said}): check GAME_EVENTS_SCHEMA_REGISTRY_CLIENT_ID, _CLIENT_SECRET and _SCOPE"
+            )
+        if UNTRUSTED in str(cause):
+            return ConfigurationError(
+                f"{text} has a certificate that is not trusted ({said}): set GAME_EVENTS_TLS_CA_FILE to the PEM file of the "
+                "authority that signed it"
+            )
+        return TransientError(f"{text} gives no token ({said}): is GAME_EVENTS_SCHEMA_REGISTRY_TOKEN_URL right, and is it up?")
+
+
+def _advice(settings: Settings) -> str:
+    """What to check when the registry refuses a login."""
+    if settings.schema_registry_token is not None:
+        return "check GAME_EVENTS_SCHEMA_REGISTRY_TOKEN; it may have ended"
+    if settings.schema_registry_token_url is not None:
+        return (
+            f"it does not take the token of {settings.schema_registry_token_url}: check GAME_EVENTS_SCHEMA_REGISTRY_SCOPE, "
+            "_CLUSTER and _IDENTITY_POOL, and what the client may do"
+        )
+    return "check GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
 
 
 def _storable(text: object) -> str:

@@ -229,7 +229,12 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
     """Rows by layer and game, throughput, lag, where the tables are."""
     _show_notices(output, report)
     if not report["tables"] and not report["errors"]:
-        output.say("nothing new: every table is up to date, and none was written")
+        unrouted = sum(report["unrouted"].values())
+        nothing_new = "nothing new: every table is up to date, and none was written"
+        to_no_table = (
+            f"no table was written: {unrouted:,} new rows of bronze belong to none (`game-events doctor` shows their names)"
+        )
+        output.say(to_no_table if unrouted else nothing_new)
         _show_counters(output, report)
         return
     _show_layers(output, report["rows"], report["seconds"])

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 from pydantic import SecretStr
 
+from game_events.config.kafka_login import TOKEN_URL
 from game_events.config.settings import Settings, groups_of, load_settings
 from game_events.errors import ConfigurationError
 
@@ -31,7 +32,8 @@ _TOKEN = re.compile(r"(;\s{0,100}+token=)[^;\s]++", re.IGNORECASE)
 #: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.
 _HARMLESS = re.compile(
     r"^(security\.protocol|sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab))|"
-    r"sasl\.oauthbearer\.(method|scope|client\.id)|ssl\.endpoint\.identification\.algorithm|.*\.(location|type|codec)|"
+    r"sasl\.oauthbearer\.(method|scope|(client\.credentials\.)?client\.id|token\.endpoint\.url|grant\.type|sub\.claim\.name|"
+    r"metadata\.authentication\.type|assertion\.(algorithm|claim\..*|(.*\.)?file))|ssl\.endpoint\.identification\.algorithm|.*\.(location|type|codec)|"
     r"client\.(id|rack|dns\.lookup)|group\.id|broker\.address\.family|isolation\.level|auto\.offset\.reset|acks|partitioner|debug|"
     r"(.*\.)?enable(\..*)?|.*\.(ms|bytes|kbytes|records|messages|max))$"
 )
@@ -142,6 +144,10 @@ def _secrets(settings: Settings | None) -> set[str]:
     secrets |= _tokens(settings.spark_remote or "")
     options = settings.kafka_options
     secrets.update(login_secrets(value_of(options.get("sasl.username")), options.get("sasl.password")))
+    for client in ("sasl.oauthbearer.client", "sasl.oauthbearer.client.credentials.client"):
+        secrets.update(login_secrets(value_of(options.get(f"{client}.id")), options.get(f"{client}.secret")))
+    secrets.update(login_secrets(settings.schema_registry_client_id, settings.schema_registry_client_secret))
+    secrets |= {part for _, part in parse_qsl(urlsplit(value_of(options.get(TOKEN_URL)) or "").query)}
     java_user, java_password = _java_login(value_of(options.get("sasl.jaas.config")) or "")
     secrets.update(login_secrets(java_user, java_password))
     secrets.update(login_secrets(settings.schema_registry_user, settings.schema_registry_password))

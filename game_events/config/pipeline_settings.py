@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode
 
+from game_events.config import kafka_login
 from game_events.config.names import Names, problem
 from game_events.plugin import installed
 from game_events.rules import Rule, require_unique
@@ -52,7 +53,7 @@ def _choices(value: object) -> object:
 OnBadValue = Annotated[Choice | dict[str, Choice], NoDecode, BeforeValidator(_choices)]
 
 
-def _refuse_credentials(address: str) -> str:
+def refuse_credentials(address: str) -> str:
     """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
     parts = urlsplit(address)
     # In Azure's `abfss://container@account` it is no login.
@@ -62,7 +63,8 @@ def _refuse_credentials(address: str) -> str:
     return address
 
 
-def _require_http(value: SecretStr) -> SecretStr:
+def require_http(value: SecretStr) -> SecretStr:
+    """An address, unchanged; raises ValueError, which does not repeat it, if it cannot be called."""
     if not value.get_secret_value().startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     try:
@@ -76,9 +78,9 @@ def _require_http(value: SecretStr) -> SecretStr:
 
 
 #: The address of tables or files, without credentials.
-Address = Annotated[str, AfterValidator(_refuse_credentials)]
+Address = Annotated[str, AfterValidator(refuse_credentials)]
 #: A secret address of HTTP or HTTPS.
-SecretUrl = Annotated[SecretStr, AfterValidator(_require_http)]
+SecretUrl = Annotated[SecretStr, AfterValidator(require_http)]
 
 
 class Receiver(NamedTuple):
@@ -170,7 +172,8 @@ class RunSettings(SettingsGroup):
 
     # --- TLS: certificates are always verified (docs/security.md)
     tls_ca_file: Path | None = None
-    """PEM file of the authorities that certificates of the registry, the webhook and `REST_URL` are verified with"""
+    """PEM file of the authorities that certificates of the registry, token servers, the webhook and `REST_URL` are verified
+    with"""
 
     # --- access to the Dagster UI (docs/security.md)
     job_places: NameList = ()
@@ -402,7 +405,9 @@ class KafkaSettings(SettingsGroup):
     """host:port of the brokers, comma separated"""
     kafka_options: dict[str, SecretStr] = Field(default_factory=dict)
     """further Kafka client options with librdkafka's names (`security.protocol`, `sasl.mechanism`, `sasl.username`,
-    `sasl.password`, `ssl.ca.location`, ...); translated for Spark; never shown"""
+    `sasl.password`, `sasl.oauthbearer.*`, `ssl.ca.location`, ...), for driver and workers; never shown"""
+    kafka_login: str = kafka_login.OPTIONS
+    """login at the brokers: `options`: that of `KAFKA_OPTIONS`, if it has one; or a plug-in's: `msk_iam` (plug-in `msk`)"""
     schema_registry_url: str = "http://localhost:8081"
     """address of the Confluent-compatible registry"""
     schema_registry_user: str | None = None
@@ -434,6 +439,25 @@ class KafkaSettings(SettingsGroup):
     on_data_loss: Literal["stop", "record_gap"] = "stop"
     """records that expired, or were deleted with their topic, before they were read: `stop`, or `record_gap`: continue and
     record the gap"""
+
+    @field_validator("kafka_options")
+    @classmethod
+    def _supported_login(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        wrong = kafka_login.problem({name: secret.get_secret_value() for name, secret in value.items()})
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value
+
+    @field_validator("kafka_login")
+    @classmethod
+    def _known_login(cls, value: str, info: ValidationInfo) -> str:
+        logins = [kafka_login.OPTIONS, *(name for plugin in installed() for name in plugin.kafka_logins)]
+        if value not in logins:
+            raise ValueError(f"must be one of {', '.join(logins)}")
+        given = [name for name in info.data.get("kafka_options", ()) if name == "security.protocol" or name.startswith("sasl.")]
+        if value != kafka_login.OPTIONS and given:
+            raise ValueError(f"is {value}, which sets {', '.join(sorted(given))}: leave these out of GAME_EVENTS_KAFKA_OPTIONS")
+        return value
 
     @field_validator("kafka_topic")
     @classmethod

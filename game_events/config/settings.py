@@ -40,6 +40,7 @@ from game_events.config.pipeline_settings import (
     StorageSettings,
     TableSettings,
 )
+from game_events.config.registry_settings import RegistryLoginSettings
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
@@ -132,6 +133,7 @@ class WithoutEmptiedMappings(PydanticBaseSettingsSource):
 
 class Settings(
     SourceSettings,
+    RegistryLoginSettings,
     TableSettings,
     StorageSettings,
     DomainSettings,

@@ -50,7 +50,7 @@ from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
-from game_events.schema_registry import SchemaRegistry
+from game_events.schema_registry import SchemaRegistry, login_of
 from game_events.sources.factory import class_of, make_source, subjects, unencrypted
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
@@ -195,6 +195,8 @@ def _registry(settings: Settings) -> str:
         return f"{settings.schema_registry_url}: answers; its subjects are not known while this fails: kafka"
     numbers = {subject: len(registry.version_numbers(subject)) for subject in named}
     parts = [f"subject {subject}, {many(count, 'version')}" for subject, count in numbers.items()]
+    login = login_of(settings)
+    parts += [login] if login else []
     return f"{settings.schema_registry_url}: {'; '.join(parts)}"
 
 
@@ -281,7 +283,8 @@ def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResu
 
 def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     """Checks of earlier runs and of the subjects' schemas."""
-    checks: dict[str, Callable[[Pipeline], str]] = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
+    checks: dict[str, Callable[[Pipeline], str | tuple[str, Mapping[str, object]]]]
+    checks = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
     checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
     checks |= {"columns": columns, "names": names, "statistics": statistics}
     return {name: partial(check, pipeline) for name, check in checks.items()}
@@ -398,8 +401,8 @@ def columns(pipeline: Pipeline) -> str:
     return Hint("; ".join(wrong)) if wrong else many(len(types), "column")
 
 
-def names(pipeline: Pipeline) -> str:
-    """Whether the entity column names a game in most of bronze's newest rows; else what it holds."""
+def names(pipeline: Pipeline) -> str | tuple[str, Mapping[str, object]]:
+    """Whether the entity column names a game in most of bronze's newest rows; and the most frequent names that are none."""
     bronze = pipeline.open_bronze()
     entity = pipeline.settings.entity_column
     if bronze is None or not row_count(bronze):
@@ -411,12 +414,16 @@ def names(pipeline: Pipeline) -> str:
         return _no_entity_column(columns, entity)
     counted = _newest_values(pipeline, bronze, entity)
     rows = counted.total()
-    legal = sum(count for name, count in counted.items() if is_game(name))
+    unrouted = Counter({name: count for name, count in counted.items() if not is_game(name)})
+    legal = rows - unrouted.total()
     text = f"{legal:,} of the newest {many(rows, 'row')} have a legal name in {entity}"
-    if legal >= rows - legal:
+    if not unrouted:
         return text
-    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in counted.most_common() if not is_game(name)][:NAMED])
-    return Hint(f"{text}, the others are in no table of silver: it holds {others}")
+    most = [{"name": repr(name)[:NAME_CHARS], "rows": count} for name, count in unrouted.most_common()]
+    shown = first_few([f"{entry['name']} {entry['rows']:,}" for entry in most], NAMED, ", ")
+    text = f"{text}, the others are in no table of silver: it holds {shown}"
+    data = {"rows": rows, "unrouted_rows": unrouted.total(), "unrouted": most[:NAMED]}
+    return Hint(text) if legal < unrouted.total() else text, data
 
 
 def _no_entity_column(columns: Collection[str], entity: str) -> Hint:

@@ -429,8 +429,9 @@ def _unrouted_notices(run: SilverRun, unrouted: Counter[str]) -> list[str]:
         return []
     entity = run.pipeline.settings.entity_column
     return [
-        f"MOST ROWS ARE IN NO TABLE OF SILVER: their {entity} (GAME_EVENTS_ENTITY_COLUMN) is empty or no legal name, so they "
-        "stay in bronze; `game-events doctor` shows what it holds"
+        f"MOST ROWS ARE IN NO TABLE OF SILVER: their {entity} (GAME_EVENTS_ENTITY_COLUMN) is empty or no legal name "
+        f"({unrouted[INVALID]:,} of {unrouted.total() + routed:,} rows), so they stay in bronze; `game-events doctor` shows "
+        "what it holds"
     ]
 
 

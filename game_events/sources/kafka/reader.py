@@ -194,7 +194,7 @@ class KeptConsumer:
         if kept is not None and kept.process == process and kept.options == reading.options:
             return kept
         self.close()
-        memory = CauseMemory(reading.servers)
+        memory = CauseMemory.of(reading.options)
         consumer = new_client(reading.make or Consumer, {**reading.options, "error_cb": memory})
         return OpenConsumer(consumer, reading.options, memory, process)
 

@@ -30,13 +30,23 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from pyspark.sql import Column
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+from game_events.config.kafka_login import TOKEN_URL, described, tokens_of
 from game_events.config.masking import value_of
-from game_events.config.network import is_loopback
+from game_events.config.network import at_loopback, is_loopback
 from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError, many
 from game_events.sources.factory import since
-from game_events.sources.kafka.client import LOOK_S, CauseMemory, client_options, new_client, refuse_managed, with_file_contents
+from game_events.sources.kafka.client import (
+    LOOK_S,
+    CauseMemory,
+    client_options,
+    new_client,
+    refuse_managed,
+    result_of,
+    topics_of,
+    with_file_contents,
+)
 from game_events.sources.kafka.reader import DEFAULTS, PARTITIONS_AT_ONCE, REQUIRED, SILENCE_S, KafkaReading, planned_ranges
 from game_events.sources.source import (
     KAFKA,
@@ -108,7 +118,7 @@ class KafkaAdmin:
 
     def topics_matching(self, pattern: str) -> list[str]:
         """Sorted names of the topics that match as a whole, without Kafka's own; raises as `describe`."""
-        topics = self._ask(lambda admin: admin.list_topics(timeout=self.timeout_s).topics)
+        topics: set[str] = self._ask(lambda admin: topics_of(admin, self._memory, self.timeout_s))
         return sorted(n for n in topics if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
 
     def describe(self, topics: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
@@ -152,8 +162,9 @@ class KafkaAdmin:
         if not asked:
             return {}
         epochs: Offsets = {}
-        memory = CauseMemory(self.servers)
-        consumer = new_client(self._consume, client_options(self._settings, {}) | _EPOCHS_CONSUMER | {"error_cb": memory})
+        options = client_options(self._settings, {}) | _EPOCHS_CONSUMER
+        memory = CauseMemory.of(options)
+        consumer = new_client(self._consume, options | {"error_cb": memory})
         try:
             for start in range(0, len(asked), PARTITIONS_AT_ONCE):
                 group = asked[start : start + PARTITIONS_AT_ONCE]
@@ -208,7 +219,7 @@ class KafkaAdmin:
         )
 
         def commit(admin: AdminClient) -> dict[Any, Any]:
-            return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=self.timeout_s), 2 * self.timeout_s)
+            return self._settled(admin, admin.alter_consumer_group_offsets(asked, request_timeout=self.timeout_s))
 
         answers = self._ask(lambda admin: attempts(commit, admin))
         refused = [p.error for answer in answers.values() for p in answer.topic_partitions if p.error is not None]
@@ -240,23 +251,35 @@ class KafkaAdmin:
 
     def _answers(self, ask: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> dict[Any, Any]:
         """The answers to one request, without those for unknown topics and partitions."""
-        return self._ask(lambda admin: _settled(ask(admin), 2 * self.timeout_s))
+        answers: dict[Any, Any] = self._ask(lambda admin: self._settled(admin, ask(admin)))
+        return answers
 
-    def _ask(self, ask: Callable[[AdminClient], Any]) -> dict[Any, Any]:
-        memory = self._memory
+    def _settled(self, admin: AdminClient, asked: Mapping[Any, Future[Any]]) -> dict[Any, Any]:
+        results = {}
+        for key, future in asked.items():
+            try:
+                results[key] = result_of(future, admin, self._memory, 2 * self.timeout_s)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+        return results
+
+    def _ask(self, ask: Callable[[AdminClient], Any]) -> Any:  # noqa: ANN401 - what is asked for
         admin = self._admin
         if admin is None:
-            admin = new_client(self._connect, client_options(self._settings, {}) | {"error_cb": memory})
+            options = client_options(self._settings, {})
+            self._memory = CauseMemory.of(options)
+            admin = new_client(self._connect, options | {"error_cb": self._memory})
         self._admin = None  # not used again after a failure
         what = f"reading topic {KafkaSource.name(self._settings)}"
         try:
-            answers: dict[Any, Any] = ask(admin)
+            answers = ask(admin)
         except KafkaException as error:
             admin.poll(LOOK_S)  # delivers the errors that the client has received
-            raise memory.explain(what, error.args[0]) from error
+            raise self._memory.explain(what, error.args[0]) from error
         except TimeoutError as error:
-            admin.poll(LOOK_S)
-            raise memory.explain(what) from error
+            admin.poll(0 if self._memory.refused else LOOK_S)
+            raise self._memory.explain(what) from error
         self._admin = admin
         return answers
 
@@ -271,17 +294,6 @@ def _refuse_error(message: Message, memory: CauseMemory) -> None:
     error = message.error()
     if error is not None and error.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
         raise memory.explain(_EPOCHS, error)
-
-
-def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
-    results = {}
-    for key, future in asked.items():
-        try:
-            results[key] = future.result(timeout=timeout_s)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise
-    return results
 
 
 class KafkaSource(Source):
@@ -363,14 +375,15 @@ class KafkaSource(Source):
         self.admin.commit_group_offsets(group, offsets)
 
     def check(self) -> str:
-        """Number of partitions and records of each topic."""
+        """Number of partitions and records of each topic, and the login."""
         now = self.snapshot()
         parts = []
         for topic in sorted({partition.topic for partition in now.latest}):
             of_topic = [partition for partition in now.latest if partition.topic == topic]
             records = sum(now.latest[partition] - now.earliest[partition] for partition in of_topic)
             parts.append(f"topic {topic}, {many(len(of_topic), 'partition')}, {many(records, 'record')}")
-        return f"{self.servers}: {'; '.join(parts)}"
+        login = described(client_options(self._settings, {}))
+        return f"{self.servers}: {'; '.join([*parts, login] if login else parts)}"
 
     @classmethod
     def name(cls, settings: Settings) -> str:
@@ -385,13 +398,18 @@ class KafkaSource(Source):
 
     @classmethod
     def unencrypted(cls, settings: Settings) -> list[str]:
-        """Whether Kafka's login goes to another machine without encryption."""
-        protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
+        """Whether Kafka's login, or the secret of its tokens, goes to another machine without encryption."""
+        options = {name: value_of(value) or "" for name, value in settings.kafka_options.items()}
         brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
-        if protocol.upper() != "SASL_PLAINTEXT" or all(map(is_loopback, brokers)):
-            return []
-        where = "GAME_EVENTS_KAFKA_OPTIONS has security.protocol=SASL_PLAINTEXT"
-        return [f"{where}: Kafka's login can be read on the way; use SASL_SSL"]
+        readable = []
+        if options.get("security.protocol", "").upper() == "SASL_PLAINTEXT" and not all(map(is_loopback, brokers)):
+            where = "GAME_EVENTS_KAFKA_OPTIONS has security.protocol=SASL_PLAINTEXT"
+            readable.append(f"{where}: Kafka's login can be read on the way; use SASL_SSL")
+        token_url = options.get(TOKEN_URL, "")
+        if token_url.startswith("http://") and not at_loopback(token_url):
+            where = f"GAME_EVENTS_KAFKA_OPTIONS has {TOKEN_URL}={tokens_of(options)}"
+            readable.append(f"{where}: the client's secret can be read on the way; use https://")
+        return readable
 
     @classmethod
     def address(cls, settings: Settings, topic: str) -> str:

@@ -78,6 +78,23 @@ def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing_and_says
     assert runs == {body["run_id"]: DagsterRunStatus.SUCCESS}
 
 
+def test_a_run_whose_rows_all_belong_to_no_game_says_so_loudly_and_doctor_names_them(cli, ready):
+    produce(ready, Simulation(games=("Rummy.Pro", "UNO"), records_per_game_and_version=5))
+    assert cli("run", "--select", "bronze").code == 0
+    run = cli("run", "--json")
+    assert run.code == 0
+    assert run.result["unrouted"] == {"invalid": 20}
+    assert any(notice.startswith("MOST ROWS ARE IN NO TABLE OF SILVER") for notice in run.result["notices"])
+    assert "(20 of 20 rows)" in run.err
+    assert "no table was written: 20 new rows of bronze belong to none" in run.err
+    assert "nothing new" not in run.err
+    doctor = cli("doctor", "--json")
+    (names,) = [check for check in doctor.result["checks"] if check["check"] == "names"]
+    assert names["look"]
+    assert sorted((one["name"], one["rows"]) for one in names["data"]["unrouted"]) == [("'Rummy.Pro'", 10), ("'UNO'", 10)]
+    assert reconciliation.count(ready, "bronze_events") == 20
+
+
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize(
     ("key", "value", "hint"),

@@ -1,13 +1,15 @@
-"""A small proxy in front of the real registry: it hides ids, refuses, breaks, stalls, and counts what was asked."""
+"""A small proxy in front of the real registry: it hides ids, refuses, breaks, stalls, wants a login, counts what was asked."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 #: (status, content type, body) instead of the registry's answer; None: ask the registry.
@@ -15,20 +17,32 @@ Answer = tuple[int, str, bytes] | None
 JSON = "application/vnd.schemaregistry.v1+json"
 
 
-class RegistryProxy:
-    """Attributes: `url`; `answer`, a function of the path that a test may replace at any time; `asked`, the paths so far."""
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Quiet: of a client that shows no certificate, or breaks off."""
 
-    def __init__(self, upstream: str) -> None:
+
+class RegistryProxy:
+    """Attributes: `url`; `answer`, a function of the path that a test may replace at any time; `asked`, the paths so far.
+
+    `takes`: of a token whether it is taken; None: none is wanted. `certificate`: PEM file of the proxy's key and chain, for
+    https; `authority`: PEM file of the authority whose certificates clients must show.
+    """
+
+    def __init__(self, upstream: str, certificate: Path | None = None, authority: Path | None = None) -> None:
         self._upstream = urlsplit(upstream)
         self.answer: Callable[[str], Answer] = lambda _: None
         self.asked: list[str] = []
+        self.takes: Callable[[str], bool] | None = None
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.removeprefix(proxy._upstream.path)
                 proxy.asked.append(path)
-                given = proxy.answer(path)
+                token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
+                refused = proxy.takes is not None and not proxy.takes(token)
+                given = (401, JSON, b'{"error_code":40101,"message":"no such token"}') if refused else proxy.answer(path)
                 status, kind, body = given if given is not None else proxy._forward(self.path)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self.send_response(status)
@@ -40,11 +54,20 @@ class RegistryProxy:
             def log_message(self, *_: object) -> None:
                 """Quiet."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            if authority is not None:
+                context.load_verify_locations(authority)
+                context.verify_mode = ssl.CERT_REQUIRED
+            # The handshake is made in the thread of each connection.
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}{self._upstream.path}"
+        base = "https://localhost" if certificate else "http://127.0.0.1"
+        self.url = f"{base}:{self._server.server_port}{self._upstream.path}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -89,9 +112,9 @@ class RegistryProxy:
 
 
 @contextlib.contextmanager
-def registry_proxy(upstream: str) -> Iterator[RegistryProxy]:
+def registry_proxy(upstream: str, certificate: Path | None = None, authority: Path | None = None) -> Iterator[RegistryProxy]:
     """A proxy that ends with the block."""
-    proxy = RegistryProxy(upstream)
+    proxy = RegistryProxy(upstream, certificate, authority)
     try:
         yield proxy
     finally:

@@ -1,8 +1,12 @@
-"""A real broker that wants a login: SASL in the clear on one port, SASL over TLS (PEM) on another, a certificate on a third."""
+"""A real broker that wants a login: SASL in the clear on one port, SASL over TLS (PEM) on another, a certificate on a third.
+
+A broker of its own takes tokens (OAUTHBEARER), which it checks by the keys of a token server.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,6 +32,7 @@ from cryptography.x509.oid import NameOID
 from game_events.jvm import jars
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.server_process import HOST, Ports, free_ports, stop
+from game_events_tests.support.servers.token_server import AUDIENCE, CLIENT, SCOPE, SECRET, TokenServer
 from game_events_tests.support.waiting import until
 
 USER, PASSWORD = "reader", 'pl4nted "secret\\word'
@@ -197,3 +202,68 @@ def secured_broker(folder: Path) -> Iterator[SecuredBroker]:
         yield SecuredBroker(f"{HOST}:{kafka}", f"{HOST}:{sasl}", tls, mutual, authority, stranger, folder)
     finally:
         stop([server])
+
+
+#: Milliseconds after which this broker asks a connection for a new login, at most; a token's end is earlier if it is sooner.
+REAUTHENTICATION_MS = 600_000
+_BEARER = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
+#: System property of the broker's JVM: addresses that it may get keys from.
+_ALLOWED = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+
+
+@dataclass(frozen=True)
+class TokenBroker:
+    """Addresses without a login, and for a token."""
+
+    clear: str
+    sasl: str
+
+    def options(self, tokens: TokenServer, secret: str = SECRET) -> dict[str, str]:
+        return {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": CLIENT,
+            "sasl.oauthbearer.client.secret": secret,
+            "sasl.oauthbearer.token.endpoint.url": tokens.url,
+            "sasl.oauthbearer.scope": SCOPE,
+        }
+
+
+@contextlib.contextmanager
+def token_broker(folder: Path, tokens: TokenServer) -> Iterator[TokenBroker]:
+    """A broker that takes this server's tokens on one of its ports, and asks for a new one when a token ends."""
+    kafka, controller, sasl, registry = free_ports(4)
+    ports = Ports(kafka=kafka, controller=controller, registry=registry)
+    conf = local_stack.properties(ports)
+    more = f",SASL://{HOST}:{sasl}"
+    conf["listeners"] += more
+    conf["advertised.listeners"] += more
+    conf["listener.security.protocol.map"] += ",SASL:SASL_PLAINTEXT"
+    conf["inter.broker.listener.name"] = "PLAINTEXT"
+    conf["sasl.enabled.mechanisms"] = "OAUTHBEARER"
+    listener = "listener.name.sasl.oauthbearer"
+    conf[f"{listener}.sasl.jaas.config"] = f"{_BEARER}LoginModule required;"
+    conf[f"{listener}.sasl.server.callback.handler.class"] = f"{_BEARER}ValidatorCallbackHandler"
+    conf[f"{listener}.connections.max.reauth.ms"] = str(REAUTHENTICATION_MS)
+    conf["sasl.oauthbearer.jwks.endpoint.url"] = tokens.keys_url
+    conf["sasl.oauthbearer.expected.audience"] = AUDIENCE
+    with _environment(JDK_JAVA_OPTIONS=f"-D{_ALLOWED}={tokens.keys_url}"):
+        jars_of_kafka = jars.folder_of(jars.STACK) / "kafka"
+        server = local_stack.start_kafka(jars_of_kafka, folder, ports=ports, log=folder / "kafka.log", conf=conf)
+    try:
+        until(lambda: local_stack.kafka_is_healthy(kafka), what="the broker that takes tokens")
+        yield TokenBroker(f"{HOST}:{kafka}", f"{HOST}:{sasl}")
+    finally:
+        stop([server])
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Variables of this process, and of those that it starts within the block."""
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]

@@ -58,4 +58,7 @@ def test_a_run_that_wrote_nothing_says_all_the_same_how_many_rows_belong_to_no_g
     report = RunReport()
     report.add(SilverResult(unrouted={"invalid": 3_600}))
     show_run(Output(as_json=False), report.to_dict())
-    assert "unrouted: invalid 3,600" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "unrouted: invalid 3,600" in said
+    assert "nothing new" not in said
+    assert "no table was written: 3,600 new rows of bronze belong to none" in said

@@ -172,11 +172,34 @@ def test_the_key_in_a_file_is_masked(tmp_path):
 def test_switches_and_words_of_settings_are_no_secrets():
     settings = load_settings(
         spark_conf={"spark.security.credentials.hive.enabled": "true", "spark.ssl.keyStore": "/etc/keys"},
-        kafka_options={"security.protocol": "SASL_SSL"},
+        kafka_options={"security.protocol": "SSL"},
         rest_url="https://host/rows",
     )
-    for text in ("true", "/etc/keys", "SASL_SSL", "/rows"):
+    for text in ("true", "/etc/keys", "SSL", "/rows"):
         assert mask(text, settings) == text
+
+
+def test_secrets_of_logins_by_tokens_are_masked_also_as_headers_and_in_a_token_servers_address():
+    settings = load_settings(
+        kafka_options={
+            "sasl.oauthbearer.client.id": "reader",
+            "sasl.oauthbearer.client.secret": "pl4nted-1",
+            "sasl.oauthbearer.token.endpoint.url": "https://login.example.com/token?key=pl4nted-2",
+            "sasl.oauthbearer.extensions": "pool=pl4nted-3",
+            "sasl.oauthbearer.assertion.private.key.passphrase": "pl4nted-4",
+        },
+        **{
+            "schema_registry_token_url": "https://login.example.com/token",
+            "schema_registry_client_id": "reader",
+            "schema_registry_client_secret": "pl4nted-5",
+        },
+    )
+    headers = [base64.b64encode(f"reader:pl4nted-{n}".encode()).decode() for n in (1, 5)]
+    secrets = ["pl4nted-1", "pl4nted-2", "pool=pl4nted-3", "pl4nted-4", "pl4nted-5", *headers]
+    for secret in secrets:
+        assert mask(f"said {secret}.", settings) == "said ***."
+    assert mask("https://login.example.com/token", settings) == "https://login.example.com/token"
+    assert mask("a token", load_settings(**{"schema_registry_token": "a token"})) == "***"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +209,7 @@ def test_switches_and_words_of_settings_are_no_secrets():
         {"sasl.kerberos.service.name": "game", "sasl.kerberos.principal": "game", "sasl.kerberos.keytab": "game"},
         {"ssl.ca.location": "game", "ssl.key.location": "game", "ssl.truststore.location": "game", "ssl.keystore.type": "game"},
         {"sasl.oauthbearer.method": "game", "sasl.oauthbearer.client.id": "game", "sasl.oauthbearer.scope": "game"},
+        {"sasl.oauthbearer.token.endpoint.url": "game", "sasl.oauthbearer.assertion.private.key.file": "game"},
         {"client.rack": "game", "client.dns.lookup": "game", "broker.address.family": "game", "debug": "game"},
         {"compression.type": "game", "compression.codec": "game", "partitioner": "game", "acks": "game"},
     ],

@@ -182,7 +182,7 @@ def test_the_allow_list_is_comma_separated(text, games, monkeypatch):
 
 
 def test_options_of_clients_are_json(monkeypatch):
-    monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", '{"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}')
+    monkeypatch.setenv("GAME_EVENTS_KAFKA_OPTIONS", '{"sasl.password": "hunter2", "security.protocol": "SSL"}')
     options = load_settings().kafka_options
     assert options["sasl.password"].get_secret_value() == SECRET
     assert list(options) == ["sasl.password", "security.protocol"]

@@ -266,9 +266,9 @@ class KafkaWriter:
     def __init__(self, settings: Settings, tuning: Mapping[str, object] | None = None) -> None:
         """`tuning`: librdkafka options, overridden by settings; ConfigurationError for a bad one."""
         self.topic = settings.produced_topic
-        self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         options = client_options(settings, {**DEFAULTS, **(tuning or {})})
+        self._memory = CauseMemory.of(options)
         self._producer = new_client(Producer, options | {"error_cb": self._memory})
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ from game_events.lakehouse.tables import Layer
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs import preflight
-from game_events.pipeline.runs.preflight import run_checks, schemas
+from game_events.pipeline.runs.preflight import run_checks, schemas, state_checks
 from game_events_tests.support.edge_values import earlier_release
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
@@ -70,7 +70,10 @@ def test_a_failed_run_rows_that_wait_and_bad_schemas_are_to_be_looked_at(pipelin
         ),
         "quarantine": (True, "3 rows: BAD_SCHEMA 2, TOMBSTONE 1; `game-events quarantine list` says why"),
         "columns": (False, "2 columns"),
-        "names": (False, "3 of the newest 4 rows have a legal name in game_name"),
+        "names": (
+            False,
+            "3 of the newest 4 rows have a legal name in game_name, the others are in no table of silver: it holds None 1",
+        ),
         "statistics": (False, "readers that skip files find all rows"),
     }
 
@@ -124,14 +127,31 @@ def test_schemas_that_do_not_compile_are_named():
     assert said == "1 schema compiles; 19,000 message types of very large ones not looked at"
 
 
+def test_of_unrouted_names_a_few_are_shown_cut(tmp_path):
+    wrong = without_spark(tmp_path)
+    rows = {"game_name": [f"No Game {n} " + "x" * 10_000 for n in range(50)], "_batch": [1] * 50}
+    put(wrong.bronze, rows, {"batch": 1})
+    (said,) = run_checks({"names": state_checks(wrong)["names"]}, wrong.settings)
+    assert said.look
+    assert "and 45 more" in said.detail
+    assert len(json.dumps(said.to_dict())) < 2_000
+
+
 def test_names_that_are_no_games_are_shown_and_another_column_is_asked_for(tmp_path):
     wrong = without_spark(tmp_path, entity_column="topic")
     rows = {"topic": ["t.otel_logs", "t.otel_logs", None, "go"], "game": ["a"] * 4, "_batch": [1, 1, 2, 2]}
     put(wrong.bronze, rows, {"batch": 2})
     assert found(wrong)["names"] == (
         True,
-        "1 of the newest 4 rows have a legal name in topic, the others are in no table of silver: it holds 't.otel_logs', None",
+        "1 of the newest 4 rows have a legal name in topic, the others are in no table of silver: it holds "
+        "'t.otel_logs' 2, None 1",
     )
+    (said,) = run_checks({"names": state_checks(wrong)["names"]}, wrong.settings)
+    assert said.to_dict()["data"] == {
+        "rows": 4,
+        "unrouted_rows": 3,
+        "unrouted": [{"name": "'t.otel_logs'", "rows": 2}, {"name": "None", "rows": 1}],
+    }
     nested = without_spark(tmp_path, entity_column="meta.game")
     look, text = found(nested)["names"]
     assert look

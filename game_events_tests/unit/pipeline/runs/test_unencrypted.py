@@ -8,6 +8,12 @@ from game_events.config.settings import load_settings
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.sources.factory import unencrypted
 
+TOKENS = {
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.token.endpoint.url": "http://login.example.com/token?key=planted-1",
+}
+REGISTRY_CLIENT = {"schema_registry_client_id": "me", "schema_registry_client_secret": "planted-1"}
 LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "planted-1"}
 
 
@@ -18,6 +24,8 @@ LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl
         ("OPENLINEAGE_URL", {"openlineage_url": "http://lineage.example.com/planted-1"}),
         ("ALERT_WEBHOOK_URL", {"alert_webhook_url": "http://hooks.example.com/planted-1"}),
         ("REST_URL", {"rest_url": "http://receiver.example.com/planted-1"}),
+        ("KAFKA_OPTIONS", {"kafka_options": TOKENS}),
+        ("SCHEMA_REGISTRY_TOKEN_URL", REGISTRY_CLIENT | {"schema_registry_token_url": "http://login.example.com/token"}),
         ("KAFKA_OPTIONS", {"kafka_options": LOGIN, "kafka_bootstrap_servers": "127.0.0.1:9092,broker.example.com:9092"}),
     ],
 )
@@ -38,6 +46,8 @@ def test_a_secret_that_can_be_read_on_the_way_is_said_by_doctor_under_the_settin
             "openlineage_url": "http://localhost:5000",
         },
         {"schema_registry_url": "https://registry.example.com", "alert_webhook_url": "https://hooks.example.com/x"},
+        {"kafka_options": TOKENS | {"sasl.oauthbearer.token.endpoint.url": "http://localhost:1/token"}},
+        REGISTRY_CLIENT | {"schema_registry_token_url": "https://login.example.com/token"},
         {"kafka_options": LOGIN, "kafka_bootstrap_servers": "localhost:9092, [::1]:9093,"},
         {"kafka_options": LOGIN | {"security.protocol": "SASL_SSL"}, "kafka_bootstrap_servers": "broker.example.com:9092"},
         {"kafka_options": LOGIN, "kafka_bootstrap_servers": "broker:9092", "source": "files", "files_path": "/x"},

@@ -1,5 +1,8 @@
 """Options and causes, without a broker."""
 
+import re
+import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +12,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.plugins.local.producer.messages import KafkaWriter
-from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
+from game_events.sources.kafka.client import NO_TOKEN_S, CauseMemory, client_options, ensure_topic, result_of
 from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
 from game_events.sources.source import MicroBatch, Partition, SourceContext
 
@@ -53,6 +56,96 @@ def test_the_settings_options_win_but_not_over_the_brokers_address():
     settings = Settings(kafka_bootstrap_servers="right:1", kafka_options={"linger.ms": "7", "bootstrap.servers": "wrong:1"})
     options = client_options(settings, {"linger.ms": 20, "acks": "all"})
     assert (options["linger.ms"], options["acks"], options["bootstrap.servers"]) == ("7", "all", "right:1")
+
+
+URL = "https://login.example.com/token"
+
+
+def of_tokens(text, code=KafkaError._AUTHENTICATION):
+    return KafkaError(code, text)
+
+
+def no_token(why):
+    return of_tokens(f"Failed to acquire SASL OAUTHBEARER token: {why}")
+
+
+@pytest.mark.parametrize(
+    ("heard", "said"),
+    [
+        (
+            no_token('{"error": "invalid_client"}'),
+            rf"{URL} refuses the client .*invalid_client.*check sasl\.oauthbearer\.client\.id",
+        ),
+        (
+            no_token("SSL certificate OpenSSL verify result: unable"),
+            rf"certificate of {URL} is not trusted.*GAME_EVENTS_TLS_CA_FILE",
+        ),
+        (no_token("error adding trust anchors from file: /x"), "is not trusted"),
+        (of_tokens('SASL authentication error: {"status":"invalid_token"}'), f"invalid_token.*it refuses the token of {URL}"),
+        (of_tokens("broker certificate could not be verified", KafkaError._SSL), r"check GAME_EVENTS_KAFKA_OPTIONS \(security"),
+    ],
+)
+def test_a_login_by_tokens_that_is_refused_for_good_says_by_whom(heard, said):
+    memory = CauseMemory("broker:1", URL)
+    memory(heard)
+    memory(DOWN)
+    assert memory.refused
+    error = memory.explain("reading", BROKEN)
+    assert isinstance(error, ConfigurationError)
+    assert re.search(said, str(error))
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["Failed to connect to login:443", "Could not resolve host: login", "oops", '{"error": "temporarily_unavailable"}', ""],
+)
+def test_a_token_server_that_gives_no_token_for_a_while_is_waited_for_and_named(why):
+    now = [0.0]
+    memory = CauseMemory("broker:1", URL, clock=lambda: now[0])
+    memory(no_token(why))
+    memory(of_tokens('SASL authentication error: {"status":"invalid_token"}'))  # the last token has ended
+    memory(BROKEN)
+    assert not memory.refused
+    error = memory.explain("reading", BROKEN)
+    assert isinstance(error, TransientError)
+    assert f"no login, as {URL} gives no token ({why})" in str(error)
+    now[0] = NO_TOKEN_S + 1
+    assert "gives no token" not in str(memory.explain("reading", BROKEN))
+
+
+def test_what_a_token_server_answers_is_cut():
+    memory = CauseMemory("broker:1", URL)
+    memory(no_token("<html>" + "x" * 10_000))
+    assert len(str(memory.explain("reading"))) < 1_000
+
+
+def test_a_new_login_that_came_too_soon_is_no_refusal_as_the_client_connects_again():
+    memory = CauseMemory("broker:1", URL)
+    memory(of_tokens("SASL OAUTHBEARER mechanism handshake failed: Broker: Request not valid in current SASL state: ..."))
+    assert not memory.refused
+    assert isinstance(memory.explain("reading"), TransientError)
+
+
+def test_a_token_server_that_has_said_nothing_yet_is_named_beside_the_broker():
+    error = CauseMemory("broker:1", URL).explain("reading", BROKEN)
+    assert isinstance(error, TransientError)
+    assert f"Does {URL} give tokens?" in str(error)
+    assert "give tokens" not in str(CauseMemory("broker:1").explain("reading", BROKEN))
+
+
+def test_a_request_of_a_client_that_is_refused_is_not_waited_for():
+    memory = CauseMemory("broker:1")
+    polled = []
+
+    def poll(_):
+        polled.append(True)
+        memory(REFUSED)
+
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        result_of(Future(), SimpleNamespace(poll=poll), memory, 60)
+    assert polled
+    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("use", [lambda settings: ensure_topic(settings, 1), KafkaWriter])

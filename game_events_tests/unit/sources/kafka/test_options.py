@@ -2,12 +2,14 @@
 
 import pickle
 
+import certifi
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.sources.factory import make_source
-from game_events.sources.kafka.client import client_options, refuse_managed, refuse_unusable, with_file_contents
+from game_events.sources.kafka.client import client_options, new_client, refuse_managed, refuse_unusable, with_file_contents
 from game_events.sources.source import MicroBatch, Partition
 
 PASSWORD = 'pa"ss\\word'
@@ -46,20 +48,6 @@ def test_a_pkcs12_file_is_an_option_of_librdkafka():
     refuse_unusable({"ssl.keystore.location": "/keys/client.p12", "ssl.keystore.password": "x"})
 
 
-@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
-@pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM", "plain"])
-def test_a_mechanism_that_needs_more_than_user_and_password_is_refused(mechanism, name):
-    options = {key: value for key, value in LOGIN.items() if key != "sasl.mechanism"}
-    with pytest.raises(ConfigurationError, match=f"'{mechanism}' is not supported: use one of PLAIN, SCRAM-SHA-256") as raised:
-        refuse_unusable(options | {name: mechanism})
-    assert PASSWORD not in str(raised.value)
-
-
-def test_a_login_without_a_mechanism_is_refused():
-    with pytest.raises(ConfigurationError, match=r"needs sasl\.mechanism: use one of PLAIN"):
-        refuse_unusable({"security.protocol": "sasl_ssl", "sasl.username": "reader"})
-
-
 @pytest.mark.parametrize("name", ["isolation.level", "group.id", "enable.partition.eof"])
 def test_options_that_exactly_once_depends_on_are_refused(name):
     with pytest.raises(ConfigurationError, match=name):
@@ -90,6 +78,12 @@ def test_pem_files_travel_by_their_content_as_workers_may_be_on_other_machines(t
     (tmp_path / "key.pem").write_text("a key")
     options = {"ssl.ca.location": str(tmp_path / "ca.pem"), "ssl.key.location": str(tmp_path / "key.pem"), "client.id": "x"}
     assert with_file_contents(options) == {"ssl.ca.pem": "an authority", "ssl.key.pem": "a key", "client.id": "x"}
+    of_tokens = {
+        "https.ca.location": str(tmp_path / "ca.pem"),
+        "sasl.oauthbearer.assertion.private.key.file": str(tmp_path / "key.pem"),
+    }
+    contents = {"https.ca.pem": "an authority", "sasl.oauthbearer.assertion.private.key.pem": "a key"}
+    assert with_file_contents(of_tokens) == contents
     folder = {"ssl.ca.location": str(tmp_path)}
     assert with_file_contents(folder) == folder
 
@@ -107,3 +101,35 @@ def test_what_workers_get_shows_no_login_and_can_be_sent():
     reading = make_source(Settings(kafka_options=LOGIN)).reading(MicroBatch({split: 0}, {split: 3}))
     assert PASSWORD not in repr(reading)
     assert pickle.loads(pickle.dumps(reading)).options["sasl.password"] == PASSWORD  # noqa: S301 - our own bytes
+
+
+TOKENS = {
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.client.id": "reader",
+    "sasl.oauthbearer.client.secret": "pl4nted",
+    "sasl.oauthbearer.token.endpoint.url": "https://login.example.com/token",
+}
+
+
+def test_a_token_server_is_verified_by_the_authorities_of_the_settings_of_the_options_or_of_this_machine(monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    authorities = certifi.where()
+    of_settings = client_options(Settings(kafka_options=TOKENS, tls_ca_file=authorities), {})
+    assert of_settings["https.ca.location"] == authorities
+    own = client_options(Settings(kafka_options=TOKENS | {"https.ca.pem": "mine"}, tls_ca_file=authorities), {})
+    assert "https.ca.location" not in own
+    assert "https.ca.location" not in client_options(Settings(kafka_options=LOGIN, tls_ca_file=authorities), {})
+    made = new_client(lambda options: options, client_options(Settings(kafka_options=TOKENS), {}))
+    assert made["https.ca.location"] == authorities
+    assert new_client(lambda options: options, {"client.id": "x"}) == {"client.id": "x"}
+
+
+class FailingTokens:
+    def __call__(self, _config):
+        raise ConfigurationError("no credentials here")
+
+
+def test_a_plugins_login_is_asked_for_a_token_before_a_client_is_made_so_that_its_reason_is_told():
+    with pytest.raises(ConfigurationError, match="no credentials here"):
+        new_client(AdminClient, {"bootstrap.servers": "localhost:9", "oauth_cb": FailingTokens()})
