@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode
 
 from game_events.config.names import Names, problem
+from game_events.config.topic_decoding import TopicDecoding, require_patterns
 from game_events.plugin import installed
 from game_events.rules import Rule, require_unique
 
@@ -427,6 +428,9 @@ class KafkaSettings(SettingsGroup):
     message_types: NameList = ()
     """full names of the message types that are decoded, comma separated; empty: all. Records of other types stay in bronze
     undecoded"""
+    decoding: dict[str, TopicDecoding] = Field(default_factory=dict)
+    """topics whose records have no registry's frame, by name or by regular expression (an exact name wins, then the first that
+    matches) -> `{format: protobuf|avro|json, schema: FILE|subject:NAME|header:NAME|key, ...}` (docs/decoding.md)"""
     source_table: Annotated[Address, AfterValidator(lambda path: path.rstrip("/"))] | None = None
     """another pipeline's `bronze_events` (path or URI), to read it instead of Kafka"""
 
@@ -434,6 +438,11 @@ class KafkaSettings(SettingsGroup):
     on_data_loss: Literal["stop", "record_gap"] = "stop"
     """records that expired, or were deleted with their topic, before they were read: `stop`, or `record_gap`: continue and
     record the gap"""
+
+    @property
+    def decoding_patterns(self) -> tuple[str, ...]:
+        """The names in `decoding` that are regular expressions, and no topic's name."""
+        return tuple(name for name in self.decoding if re.fullmatch(TOPIC_PATTERN, name) is None)
 
     @field_validator("kafka_topic")
     @classmethod
@@ -453,6 +462,11 @@ class KafkaSettings(SettingsGroup):
         except re.error as error:
             raise ValueError(f"is not a regular expression: {error}") from None
         return value
+
+    @field_validator("decoding")
+    @classmethod
+    def _decoding(cls, value: dict[str, TopicDecoding]) -> dict[str, TopicDecoding]:
+        return require_patterns(value, TOPIC_PATTERN)
 
     @field_validator("kafka_assign")
     @classmethod

@@ -34,6 +34,7 @@ from game_events.config.masking import value_of
 from game_events.config.network import is_loopback
 from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
+from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, TransientError, many
 from game_events.sources.factory import since
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, client_options, new_client, refuse_managed, with_file_contents
@@ -342,11 +343,11 @@ class KafkaSource(Source):
     @classmethod
     def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:
         """The subject of each topic's values; None: only the broker knows which topics match the pattern."""
-        return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics)) or None
+        return _subjects(settings, settings.kafka_topics) if settings.kafka_topic_pattern is None else None
 
     def subjects(self, partitions: Iterable[Partition]) -> tuple[str, ...]:
         """The subject of each topic's values."""
-        return tuple(subject_of(topic) for topic in sorted({partition.topic for partition in partitions}))
+        return _subjects(self._settings, {partition.topic for partition in partitions})
 
     def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """The setting `max_records_per_batch`."""
@@ -467,6 +468,12 @@ class KafkaSource(Source):
             named = ", ".join(f"{topic}[{number}]" for topic, number in missing)
             raise ConfigurationError(f"Kafka {self.servers} has no partition {named}: correct GAME_EVENTS_KAFKA_ASSIGN")
         return [partition for partition in partitions if (partition.topic, partition.number) in assigned]
+
+
+def _subjects(settings: Settings, topics: Iterable[str]) -> tuple[str, ...]:
+    """The subjects of topics, but for those that have no frames at all."""
+    rules = TopicRules.of_settings(settings)
+    return tuple(subject_of(topic) for topic in sorted(topics) if (rule := rules.of(topic)) is None or rule.framed == "auto")
 
 
 def subject_of(topic: str) -> str:
