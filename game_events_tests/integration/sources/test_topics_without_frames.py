@@ -92,3 +92,107 @@ def test_protobuf_of_a_file_is_decoded_without_a_frame_and_beside_framed_records
     done = redecode(make_pipeline(plain), RunReport())
     assert (done.rows, dict(done.kept)) == (4, {})
     assert rows(settings, BRONZE, "SELECT * FROM t ORDER BY _kafka_offset") == before
+
+
+def test_avro_of_a_subject_follows_its_newest_version_and_each_row_keeps_its_own(make_settings, make_pipeline):
+    plain = make_settings()
+    topic = plain.kafka_topic
+    subject = f"{topic}.Login"
+    first = register(plain, json.dumps(AVRO), "AVRO", subject=subject)
+    entry = {"format": "avro", "schema": f"subject:{subject}", "framed": "auto"}
+    settings = make_settings(decoding={f"{topic[:-1]}.+": entry})  # a pattern
+    framed = b"\0" + first.to_bytes(4, "big") + login("bob", None)
+    # The first field is a text: an empty one begins with 00, as a frame does.
+    send_values(settings, [login("ann", "x"), framed, b"\0" + login("", "empty name")[3:]])
+    report = refresh(make_pipeline(settings))
+    assert (report.rows("bronze"), report.rejected) == (3, {})
+
+    wider = AVRO | {"fields": [*AVRO["fields"], {"name": "os", "type": "string"}]}
+    second = register(plain, json.dumps(wider), "AVRO", subject=subject)
+    out = io.BytesIO()
+    row = {"game_name": "go", "gamer_id": "cat", "event_timestamp": 5000, "browser": None, "os": "linux"}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(wider), row)
+    send_values(settings, [out.getvalue()])
+    report = refresh(make_pipeline(settings))
+    assert (report.rows("bronze"), report.rejected) == (1, {})
+    got = "SELECT gamer_id, browser, os, _schema_id, _message_type FROM t ORDER BY _kafka_offset"
+    expected = [
+        ("ann", "x", None, first, "t.Login"), ("bob", None, None, first, "t.Login"),
+        ("", "empty name", None, first, "t.Login"), ("cat", None, "linux", second, "t.Login"),
+    ]  # fmt: skip
+    assert rows(settings, BRONZE, got) == expected
+    done = redecode(make_pipeline(settings), RunReport())
+    assert (done.rows, dict(done.kept)) == (4, {})
+    assert rows(settings, BRONZE, got) == expected
+    assert_sound(make_pipeline(settings))
+
+
+def test_schemas_are_found_by_a_header_or_the_key(make_settings, make_pipeline):
+    plain = make_settings()
+    topic = plain.kafka_topic
+    subject = f"{topic}.Login"
+    schema_id = register(plain, json.dumps(AVRO), "AVRO", subject=subject)
+    settings = make_settings(decoding={topic: {"format": "avro", "schema": "header:schema"}})
+    send_values(settings, [login("ann", None)], headers=[("schema", subject.encode())])
+    send_values(settings, [login("bob", None)], headers=[("schema", str(schema_id).encode())])
+    send_values(settings, [login("cat", None)], headers=[("schema", b"nobody")])
+    send_values(settings, [login("dan", None)], key=subject.encode())
+    report = refresh(make_pipeline(settings))
+    assert (report.rows("bronze"), report.rejected) == (2, {"UNKNOWN_SCHEMA": 2})
+    details = [d for (d,) in rows(settings, QUARANTINE, "SELECT detail FROM t ORDER BY _kafka_offset")]
+    assert "no subject 'nobody'" in details[0] and "header 'schema'" in details[1]
+
+    changed = make_settings(decoding={topic: {"format": "avro", "schema": "key"}})
+    assert replay(make_pipeline(changed), RunReport(), ReplaySelection()).rows == 1
+    refresh(make_pipeline(changed))
+    assert rows(settings, BRONZE, "SELECT gamer_id, _schema_id FROM t ORDER BY ALL") == [
+        (name, schema_id) for name in ("ann", "bob", "dan")
+    ]
+    assert_sound(make_pipeline(changed))
+
+
+def test_json_without_a_schema_gets_columns_that_grow_and_never_narrow(make_settings, make_pipeline):
+    plain = make_settings()
+    topic = plain.kafka_topic
+    entry = {"format": "json", "type_field": "event", "hints": {"bought": "timestamp"}}
+    settings = make_settings(decoding={topic: entry}, schema_registry_url="http://127.0.0.1:9")
+    send_values(
+        settings,
+        [
+            event("uno", "ann", level=1, price=2, bought="2026-11-01T12:00:00Z", tags=[]),
+            event("uno", "ann", level=2, price=2.5, shop={"name": "north", "lines": [{"sku": "a", "n": 1}]}),
+            event("uno", 7, level="hard", shop={"name": 5, "lines": [{"sku": "b"}]}),
+            b'{"event": "left", "game_name": "go", "gamer_id": "bob", "event_timestamp": "2026-11-01T13:00:00Z", "why": null}',
+            b"[1]",
+            b'{"event": ',
+        ],
+    )
+    report = refresh(make_pipeline(settings))
+    assert (report.rows("bronze"), report.rejected) == (4, {"MALFORMED": 1, "TRUNCATED": 1})
+    assert report.to_dict()["rescued"] == {topic: 2}
+    sql = "SELECT _message_type, gamer_id, level, price, shop.name, shop.lines[1].sku, _rescued FROM t ORDER BY _kafka_offset"
+    expected = [
+        ("played", "ann", 1, 2.0, None, None, '{"tags":[]}'),
+        ("played", "ann", 2, 2.5, "north", "a", None),
+        ("played", "7", None, None, None, "b", '{"level":"hard","shop":{"name":5}}'),
+        ("left", "bob", None, None, None, None, None),
+    ]
+    assert rows(settings, BRONZE, sql) == expected
+    assert rows(settings, BRONZE, "SELECT count(bought), count(_schema_id), count(_schema_guid) FROM t") == [(1, 0, 0)]
+    assert (count(settings, "silver_uno_events"), count(settings, "silver_go_events")) == (3, 1)
+    assert_sound(make_pipeline(settings))
+
+    # Another process: what bronze has is the schema. New members add columns, others keep their types.
+    send_values(settings, [event("uno", "cat", level=1.5, price=3, tags=["a"], os={"name": "linux"})])
+    report = refresh(make_pipeline(settings))
+    assert report.rows("bronze") == 1
+    assert rows(settings, BRONZE, "SELECT level, price, tags, os.name, _rescued FROM t ORDER BY _kafka_offset DESC LIMIT 1") == [
+        (None, 3.0, ["a"], "linux", '{"level":1.5}')
+    ]
+    done = redecode(make_pipeline(settings), RunReport())
+    assert (done.rows, dict(done.kept), done.new_columns) == (5, {}, [])
+    again = [*expected[0][:6], None]
+    assert rows(settings, BRONZE, sql)[:4] == [tuple(again), *expected[1:]], "the empty list has a column now"
+    before = versions(settings)
+    refresh(make_pipeline(settings))
+    assert versions(settings) == before
