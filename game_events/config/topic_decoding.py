@@ -57,6 +57,8 @@ class TopicDecoding(BaseModel):
             raise ValueError("`hints` and `type_field` are for json without a `schema`")
         if self.schema_ is not None and re.fullmatch(rf"({SUBJECT}|{HEADER})\s*(@.*)?", self.schema_):
             raise ValueError(f"`schema`: {self.schema_} names nothing: put a name behind the colon")
+        if self.schema_ is not None and re.fullmatch(rf"{SUBJECT}[^@]*@(?!\d{{1,9}}$).*", self.schema_):
+            raise ValueError(f"`schema`: {self.schema_}: a version is a number: subject:NAME@3")
         if self.file is not None:
             _read(self.file)
         return self

@@ -283,8 +283,8 @@ def _named(good: GoodRows, names: pa.Array | None) -> list[GoodRows]:
         return [good]
     counts = pc.value_counts(names.drop_null())
     if len(counts) > MAX_NAMED_TYPES:
-        most = counts.take(pc.select_k_unstable(counts, MAX_NAMED_TYPES, [("counts", "descending")]))
-        names = pc.if_else(pc.is_in(names, most.field("values")), names, None)
+        most = pc.array_sort_indices(counts.field("counts"), order="descending")[:MAX_NAMED_TYPES]
+        names = pc.if_else(pc.is_in(names, counts.field("values").take(most)), names, None)
     parts = []
     for name, rows in distinct(pc.fill_null(names, "")):
         columns = good.columns if len(rows) == len(good.rows) else good.columns.take(pa.array(rows))

@@ -31,6 +31,8 @@ from game_events.decoding.projection import BATCH_BYTES, CellBudget, Decoded, Ro
 _PREFIX = "json:"
 #: The column of what does not fit. It begins with an underscore, which no member's column does.
 RESCUED = "_rescued"
+#: Its identity, which no member has: only JSON text has this suffix.
+_RESCUED_ID = f"{RESCUED}:json"
 #: SQL type -> kind of `JsonType`.
 KINDS = {
     "bigint": "integer", "double": "number", "string": "string", "boolean": "boolean", "timestamp": "timestamp", "date": "date",
@@ -193,7 +195,7 @@ def _known_struct(
         identity = _unescaped(place.rpartition(".")[2])
         name = identity.removesuffix(":plain")
         hint = hints.get((*path, name))
-        if name in fields or identity == f"{RESCUED}:json" or (hint is not None and KINDS.get(kind) != hint):
+        if name in fields or identity == _RESCUED_ID or (hint is not None and KINDS.get(kind) != hint):
             continue
         inside = place if kind == "struct" else f"{place}[{kind}]"
         made = _known(kind, partial(_known_struct, levels, inside, (*path, name), hints))
@@ -250,7 +252,7 @@ def planned(
         documents.type_field,
     )
     decoder = InferredDecoder(schema)
-    rescued = {field_key(schema_id, (item.id,), item.kind): RESCUED for item in decoder.fields if item.name == RESCUED}
+    rescued = {field_key(schema_id, (item.id,), item.kind): RESCUED for item in decoder.fields if item.id == _RESCUED_ID}
     names = {**columns.names, **rescued}
     return schema, ColumnMap(columns.columns, names, columns.owners, columns.kept).with_message(schema_id, decoder.fields)
 
@@ -260,7 +262,6 @@ class InferredDecoder(RowDecoder):
 
     def __init__(self, schema: InferredSchema, rules: ColumnRules | None = None) -> None:
         members = schema.type
-        # An identity that no member has: only JSON text has its suffix.
         root = JsonType("struct", (*members.fields, (RESCUED, TEXT)))
         super().__init__(schema.message, root.children, root.arrow, CellBudget())
         zone = rules.rules.zone if rules is not None else None
@@ -359,7 +360,7 @@ class InferredDecoder(RowDecoder):
 
     def _note(self, path: MemberPath, member: object) -> None:
         """Note the type of a member that the plan lacks, if there may be more columns."""
-        if not self._room or len(str(path[-1])) > MAX_NAME:
+        if not self._room or path == (RESCUED,) or len(str(path[-1])) > MAX_NAME:
             return
         made = infer(member, path, self._schema.hints, [self._room])
         if made is None or (path, made) in self._noted:

@@ -59,6 +59,18 @@ class NamedSchemas:
                 types += [self._keys[rule.name]] if rule.name in self._keys else []
         return types
 
+    def described(self, name: str, rule: TopicRule) -> str:
+        """What is used for a topic, or topics of a pattern, after a try; raises as `types_of`."""
+        text = f"{name}: {rule}"
+        if rule.name is None:
+            return text if rule.schema is not None else f"{text}, columns are inferred"
+        if self.require(name, rule, rule.name) is None:
+            refused = self._refused.get(rule.name)
+            why = refused[1] if refused is not None else "its newest version does not compile"
+            return f"{text}: {why}: records are quarantined as BAD_SCHEMA"
+        schema_id, path = self._keys[rule.name]
+        return f"{text}: schema id {schema_id}, {self._catalog.require(schema_id).name_of(path) or 'no name'}"
+
     def require(self, topic: str, rule: TopicRule, name: SchemaName) -> CompiledSchema | None:
         """The schema of a topic's rule; None: a version of the registry that cannot be used; raises as `types_of`."""
         self._answer(name)

@@ -426,7 +426,7 @@ class KafkaSource(Source):
         for topic in settings.kafka_topics:
             said = "A Kafka topic that bronze is made from. External: producers write it."
             upstreams.append(Upstream(cls.asset_key(settings, topic), said, ("kafka",)))
-            upstreams.append(cls.subject_upstream(settings, subject_of(topic)))
+            upstreams += [cls.subject_upstream(settings, subject) for subject in _subjects(settings, [topic])]
         return upstreams
 
     def changed(self, batch: MicroBatch) -> str | None:

@@ -4,9 +4,6 @@ import io
 import json
 
 import fastavro
-import pyarrow.parquet as pq
-import pytest
-from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.checks.table_checks import CHECKS
@@ -34,9 +31,7 @@ AVRO = {
 
 
 def played(gamer, level):
-    return python_class(compiled(PROTO, 1), (1,))(
-        game_name="uno", gamer_id=gamer, event_timestamp={"seconds": 5}, level=level
-    )
+    return python_class(compiled(PROTO, 1), (1,))(game_name="uno", gamer_id=gamer, event_timestamp={"seconds": 5}, level=level)
 
 
 def login(gamer, browser):
@@ -186,9 +181,9 @@ def test_json_without_a_schema_gets_columns_that_grow_and_never_narrow(make_sett
     send_values(settings, [event("uno", "cat", level=1.5, price=3, tags=["a"], os={"name": "linux"})])
     report = refresh(make_pipeline(settings))
     assert report.rows("bronze") == 1
-    assert rows(settings, BRONZE, "SELECT level, price, tags, os.name, _rescued FROM t ORDER BY _kafka_offset DESC LIMIT 1") == [
-        (None, 3.0, ["a"], "linux", '{"level":1.5}')
-    ]
+    assert rows(
+        settings, BRONZE, "SELECT level, price, tags, os.name, _rescued FROM t ORDER BY _kafka_offset DESC LIMIT 1"
+    ) == [(None, 3.0, ["a"], "linux", '{"level":1.5}')]
     done = redecode(make_pipeline(settings), RunReport())
     assert (done.rows, dict(done.kept), done.new_columns) == (5, {}, [])
     again = [*expected[0][:6], None]
