@@ -4,7 +4,6 @@ import pyarrow as pa
 
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap, kept_columns
-from game_events.decoding.unframed.inferred import topic_of
 from game_events.decoding.unframed.topics import Records, TopicRules
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
@@ -39,7 +38,7 @@ class Registry(SchemaLookup):
         return None if not ids or (version or 0) > len(ids) else ids[(version or len(ids)) - 1]
 
 
-def catalog_of(folder, registry=None, columns=(), **settings):
+def catalog_of(folder, registry=None, **settings):
     """A catalog with the rules of settings."""
     chosen = load_settings(lakehouse=str(folder), **settings)
     limits = {"max_columns": chosen.max_columns, "max_unknown_ids": 50}
@@ -89,6 +88,3 @@ def rows_of(batch):
 def reasons_of(batch):
     """Position -> (reason, detail)."""
     return {int(position): (item.reason, item.detail) for item in batch.rejected for position in item.rows}
-
-
-__all__ = ["Registry", "catalog_of", "decoded", "reasons_of", "records", "rows_of", "topic_of"]

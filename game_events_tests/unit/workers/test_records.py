@@ -10,6 +10,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.decoding.decoder import DecodePlan
 from game_events.decoding.frame import Reason, RegistrySchema, schema_guid
 from game_events.decoding.unframed.topics import TopicPlan, TopicRules
@@ -17,7 +18,8 @@ from game_events.workers.records import RecordDecoder
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.decoding.topics import Registry, catalog_of, decoded, reasons_of, records, rows_of
 
-TEXT = 'syntax = "proto3"; package t; message A { int32 n = 1; string s = 2; } message B { string who = 1; message In { bool b = 1; } }'
+TEXT = """syntax = "proto3"; package t; message A { int32 n = 1; string s = 2; }
+message B { string who = 1; message In { bool b = 1; } }"""
 AVRO = {"type": "record", "name": "Visit", "fields": [{"name": "page", "type": "string"}, {"name": "n", "type": "long"}]}
 JSON = {"title": "Seen", "type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -72,7 +74,8 @@ def test_topics_of_a_batch_are_decoded_each_by_its_rule_and_the_others_by_their_
     values = [visit("x", 1), frame(1, (0,), a(n=5)), b'{"n": 2}', b"bare", visit("y", 2)]
     batch = world(entries, values, topics)
     assert rows_of(batch) == {
-        0: ("Visit", {"page": "x", "n": 1}), 1: ("t.A", {"n": 5, "s": ""}), 2: ("Seen", {"n": 2}), 4: ("Visit", {"page": "y", "n": 2}),
+        0: ("Visit", {"page": "x", "n": 1}), 1: ("t.A", {"n": 5, "s": ""}),
+        2: ("Seen", {"n": 2}), 4: ("Visit", {"page": "y", "n": 2}),
     }  # fmt: skip
     ((where, (reason, detail)),) = reasons_of(batch).items()
     assert (where, reason) == (3, Reason.BAD_MAGIC)
@@ -146,17 +149,11 @@ def test_frames_of_aws_glue_are_stripped_and_unpacked_within_bounds(world):
     }  # fmt: skip
 
 
-def test_a_batch_that_may_be_compressed_is_cut_by_what_it_may_become(world):
-    rules = TopicRules.of_settings(catalog_settings({"events": {"format": "json", "framed": "glue"}}))
+def test_a_batch_that_may_be_compressed_is_cut_by_what_it_may_become():
+    rules = TopicRules.of_settings(load_settings(decoding={"events": {"format": "json", "framed": "glue"}}))
     decoder = RecordDecoder(DecodePlan(topics=TopicPlan(rules)))
     batch = pa.RecordBatch.from_pydict({"value": pa.array([os.urandom(400_000)] * 6, pa.binary())})
     assert [len(part) for part in decoder.parts(batch, "value")] == [2, 2, 2]
-
-
-def catalog_settings(decoding):
-    from game_events.config.settings import load_settings
-
-    return load_settings(decoding=decoding)
 
 
 def test_stored_rows_of_a_topic_without_a_rule_keep_the_schema_that_they_were_decoded_with(world):

@@ -206,7 +206,7 @@ def same(row, rest, document):
             continue
         if isinstance(value, dict) and isinstance(row.get(name), dict):
             left = rest.get(name, {})
-            if not count_of(value) == count_of(row[name]) + count_of(left):
+            if count_of(value) != count_of(row[name]) + count_of(left):
                 return False
         elif name in rest:
             if rest[name] != value or name in row:
