@@ -202,7 +202,7 @@ class BatchDecoder:
         topic = topic_of(group.schema_id)
         schema_id = group.schema_id if topic is None else None
         if len(decoded.good):
-            result.good += _named(GoodRows(group.rows[decoded.good], schema_id, decoded.table, name), decoded.names)
+            result.good += by_names(GoodRows(group.rows[decoded.good], schema_id, decoded.table, name), decoded.names)
         if topic is not None:
             result.rescued.update({topic: decoded.rescued} if decoded.rescued else {})
             result.grown |= {topic: decoded.grown} if decoded.grown is not None else {}
@@ -277,7 +277,7 @@ class BatchDecoder:
         return decoder
 
 
-def _named(good: GoodRows, names: pa.Array | None) -> list[GoodRows]:
+def by_names(good: GoodRows, names: pa.Array | None) -> list[GoodRows]:
     """Rows by the names of types that they have themselves, the most frequent ones; the others keep theirs."""
     if names is None or names.null_count == len(names):
         return [good]

@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from game_events.decoding import frame as frames
-from game_events.decoding.decoder import BatchDecoder, DecodedBatch, Rejected
-from game_events.decoding.frame import Mask, Reason, Rows, SchemaId
-from game_events.decoding.unframed.inferred import merged_texts
+from game_events.decoding.columns import field_key
+from game_events.decoding.decoder import BatchDecoder, DecodedBatch, GoodRows, Rejected, by_names
+from game_events.decoding.frame import FrameGroup, Mask, Reason, Rows, SchemaId
+from game_events.decoding.unframed import cloudevents
+from game_events.decoding.unframed.inferred import is_legal_type, merged_texts, topic_of
 from game_events.decoding.unframed.topics import (
     SETTING,
     BareRows,
@@ -98,12 +100,39 @@ class RecordDecoder(BatchDecoder):
         result.unknown_names |= bare.unknown
         for bad, tried in bare.bad:
             result.rejected.append(_tried(Rejected(bad.reason, bad.detail or bad.reason.explanation, bad.rows, None), tried))
-        for group, payloads, tried in bare.groups:
+        for group, payloads, tried, attributes in bare.groups:
             part = DecodedBatch()
             for known in self._known([group], part):
                 self._decode(known, payloads, part)
             part.rejected = [_tried(item, tried) for item in part.rejected]
+            if attributes is not None:
+                self._add_attributes(group, attributes, part)
             _add(part, result, None)
+
+    def _add_attributes(self, group: FrameGroup, attributes: pa.RecordBatch, part: DecodedBatch) -> None:
+        """Give rows of CloudEvents the columns of attributes; where nothing else says their type, the one that they say."""
+        key = (cloudevents.TYPE_ID, ())
+        if key not in self._plan.types:
+            part.unknown.add(key)
+            return
+        part.types.add(key)
+        names = self._plan.columns.names
+        columns = {str(f.id): names[field_key(cloudevents.TYPE_ID, (f.id,), f.kind)] for f in cloudevents.FIELDS}
+        types = [name if name is not None and is_legal_type(name) else None for name in attributes.column("type").to_pylist()]
+        topic = topic_of(group.schema_id)
+        order = np.argsort(group.rows)
+        good: list[GoodRows] = []
+        for rows in part.good:
+            places = pa.array(order[np.searchsorted(group.rows, rows.rows, sorter=order)])
+            table = rows.columns
+            for name, column in columns.items():
+                values = attributes.column(name).take(places)
+                at = table.schema.get_field_index(column)
+                table = table.append_column(column, values) if at < 0 else table.set_column(at, column, values)
+            with_columns = rows._replace(columns=table)
+            untyped = topic is not None and rows.message_type == topic
+            good += by_names(with_columns, pa.array(types, pa.string()).take(places)) if untyped else [with_columns]
+        part.good = good
 
 
 def _tried(rejected: Rejected, tried: str) -> Rejected:

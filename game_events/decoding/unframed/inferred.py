@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -84,6 +84,12 @@ class InferredSchema(SingleTypeSchema):
     def names(self) -> dict[IndexPath, str]:
         """One type, named as the topic."""
         return {(): topic_of(self.schema_id) or self.message}
+
+
+@lru_cache(10_000)
+def is_legal_type(name: str) -> bool:
+    """Whether a text may be the name of a record's type."""
+    return _LEGAL_TYPE.fullmatch(name) is not None
 
 
 def infer(value: object, path: MemberPath, hints: Mapping[tuple[str, ...], str], most: list[int]) -> JsonType | None:
@@ -291,7 +297,7 @@ class InferredDecoder(RowDecoder):
             raise DamageError(Reason.MALFORMED, "the document is no JSON object")
         if self._schema.type_field is not None:
             named = document.get(self._schema.type_field)
-            self._types[-1] = named if type(named) is str and _LEGAL_TYPE.fullmatch(named) else None
+            self._types[-1] = named if type(named) is str and is_legal_type(named) else None
         row, rest = self._members(document)
         if rest:
             row[RESCUED] = json_text(rest)

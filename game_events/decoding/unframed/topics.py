@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from game_events.decoding.frame import (
     SchemaId,
     too_large,
 )
+from game_events.decoding.unframed.cloudevents import events_of
 from game_events.decoding.unframed.inferred import KINDS, TopicDocuments, inferred_id
 
 if TYPE_CHECKING:  # its libraries would be imported by workers
@@ -70,6 +71,7 @@ class TopicRule:
         schema: as in a `SchemaName`, or where records name theirs; None: columns are inferred.
         framed: "" (never), "auto" or "glue".
         documents: of topics without a schema.
+        cloudevents: records are CloudEvents.
     """
 
     format: str
@@ -77,6 +79,7 @@ class TopicRule:
     message_type: str | None = None
     framed: str = ""
     documents: TopicDocuments = field(default_factory=TopicDocuments)
+    cloudevents: bool = False
 
     @property
     def is_named_by_records(self) -> bool:
@@ -94,7 +97,7 @@ class TopicRule:
         schema = f"{FILE}{entry.file}" if entry.file is not None else entry.schema_
         hints = {tuple(path.split(".")): KINDS[kind] for path, kind in entry.hints.items()}
         documents = TopicDocuments(hints, entry.type_field)
-        return cls(entry.format.upper(), schema, entry.message_type, entry.framed or "", documents)
+        return cls(entry.format.upper(), schema, entry.message_type, entry.framed or "", documents, entry.cloudevents)
 
     def __str__(self) -> str:
         """What is tried, for the detail of a record that does not decode."""
@@ -168,17 +171,26 @@ class Records(NamedTuple):
     stored: tuple[pa.Array, pa.Array, pa.Array] | None = None
 
 
+class BareGroup(NamedTuple):
+    """Rows of one type, their payloads, what is tried, and attributes of CloudEvents (None: they are none)."""
+
+    group: FrameGroup
+    payloads: pa.BinaryArray
+    tried: str
+    attributes: pa.RecordBatch | None
+
+
 @dataclass
 class BareRows:
     """Rows of a batch by the rules of their topics.
 
     Attributes:
-        groups: rows with their payloads, and what is tried; of one type each.
+        groups: rows that can be.
         bad: rows that cannot be.
         unknown: names of schemas that the plan lacks; their rows are in no list.
     """
 
-    groups: list[tuple[FrameGroup, pa.BinaryArray, str]] = field(default_factory=list)
+    groups: list[BareGroup] = field(default_factory=list)
     bad: list[tuple[BadFrames, str]] = field(default_factory=list)
     unknown: set[SchemaName] = field(default_factory=set)
 
@@ -216,23 +228,41 @@ def split(plan: TopicPlan, topic: str, rule: TopicRule, rows: Rows, records: Rec
         rows = rows[~is_null]
         taken = taken.filter(pa.array(~is_null))
     for places, payloads in _unwrapped(plan, rule, rows, taken, result):
-        _by_schema(plan, topic, rule, (places, payloads), records, result)
+        part = _events(rule, places, payloads, records, result) if rule.cloudevents else _Part(places, payloads)
+        _by_schema(plan, topic, rule, part, records, result)
     return result
 
 
-def _by_schema(
-    plan: TopicPlan, topic: str, rule: TopicRule, part: tuple[Rows, pa.Array], records: Records, result: BareRows
-) -> None:
-    rows, payloads = part
+class _Part(NamedTuple):
+    rows: Rows
+    payloads: pa.BinaryArray
+    attributes: pa.RecordBatch | None = None
+
+
+def _events(rule: TopicRule, rows: Rows, values: pa.BinaryArray, records: Records, result: BareRows) -> _Part:
+    """Data and attributes of CloudEvents; records that are none become bad."""
+
+    def texts(name: str) -> pa.Array:
+        return _texts(records, f"{HEADER}{name}", rows)
+
+    events = events_of(values.to_pylist(), texts, b"{}" if rule.format == "JSON" else b"")
+    result.bad += [(replace(bad, rows=rows[bad.rows]), str(rule)) for bad in events.bad]
+    return _Part(rows[events.positions], events.payloads, events.attributes)
+
+
+def _by_schema(plan: TopicPlan, topic: str, rule: TopicRule, part: _Part, records: Records, result: BareRows) -> None:
+    rows, payloads, attributes = part
     if rule.schema is None:
-        result.groups.append((FrameGroup(inferred_id(topic), (), 0, rows), payloads, str(rule)))
+        result.groups.append(BareGroup(FrameGroup(inferred_id(topic), (), 0, rows), payloads, str(rule), attributes))
         return
     for name, positions in _names(rule, rows, records, result):
         if name in plan.keys:
             schema_id, path = plan.keys[name]
-            mine = payloads if len(positions) == len(rows) else payloads.take(pa.array(positions))
+            chosen = pa.array(positions)
+            mine = payloads if len(positions) == len(rows) else payloads.take(chosen)
+            of_mine = attributes if attributes is None else attributes.take(chosen)
             tried = f"{rule}, which is schema id {schema_id}"
-            result.groups.append((FrameGroup(schema_id, path, 0, rows[positions]), mine, tried))
+            result.groups.append(BareGroup(FrameGroup(schema_id, path, 0, rows[positions]), mine, tried, of_mine))
         elif name in plan.refused:
             reason, detail = plan.refused[name]
             result.bad.append((BadFrames(reason, rows[positions], None, detail), str(rule)))

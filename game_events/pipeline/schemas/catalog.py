@@ -34,6 +34,7 @@ from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.schema_diff import difference
+from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.inferred import InferredSchema, TopicDocuments, inferred_id, merged_texts, planned, topic_of
 from game_events.decoding.unframed.topics import SchemaName, TopicRules
 from game_events.errors import DataError, TransientError
@@ -447,7 +448,9 @@ class SchemaCatalog:
         )
 
     def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:
-        """The schema of a topic without one, and the columns with those of it."""
+        """The schema of a topic without one, or of the attributes of CloudEvents, and the columns with those of it."""
+        if inferred_id(topic) == cloudevents.TYPE_ID:
+            return InferredSchema(cloudevents.TYPE_ID, "{}"), columns.with_message(cloudevents.TYPE_ID, cloudevents.FIELDS)
         rule = self._named.rules.of(topic) if self._named is not None else None
         documents = rule.documents if rule is not None else TopicDocuments()
         return planned(columns, inferred_id(topic), self._grown.get(topic), documents, self._max_columns)
