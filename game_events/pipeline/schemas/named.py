@@ -11,6 +11,7 @@ from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import IndexPath, Reason, SchemaId
 from game_events.decoding.projection import CompiledSchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.files import schema_of_file
 from game_events.decoding.unframed.inferred import inferred_id
 from game_events.decoding.unframed.topics import FILE, ID, SETTING, SUBJECT, SchemaName, TopicPlan, TopicRule, TopicRules
@@ -52,6 +53,8 @@ class NamedSchemas:
             rule = self.rules.of(topic)
             if rule is None:
                 continue
+            if rule.cloudevents:
+                types.append((cloudevents.TYPE_ID, ()))
             if rule.schema is None:
                 types.append((inferred_id(topic), ()))
             elif rule.name is not None:

@@ -10,7 +10,8 @@ from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
-from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.refresh import refresh, selection_of
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.topic import register, send_values
@@ -191,3 +192,37 @@ def test_json_without_a_schema_gets_columns_that_grow_and_never_narrow(make_sett
     before = versions(settings)
     refresh(make_pipeline(settings))
     assert versions(settings) == before
+
+
+def test_json_without_a_schema_is_the_same_after_a_full_refresh_and_without_erased_people(make_settings, make_pipeline):
+    topic = make_settings().kafka_topic
+    more = {"erasure_key": "a key of the tests, long enough", "allow_bronze_full_refresh": True}
+    settings = make_settings(decoding={topic: {"format": "json", "cloudevents": True}}, **more)
+    send_values(settings, [event("uno", "ann", level=1), event("uno", "bob", level="x")], headers=cloud_headers("played"))
+    send_values(settings, [b"no json"], headers=cloud_headers("played"), key=b"bob")
+    report = refresh(make_pipeline(settings))
+    assert (report.rows("bronze"), report.rejected) == (2, {"MALFORMED": 1})
+    got = "SELECT gamer_id, level, _rescued, _message_type, ce_type, ce_id, hour(ce_time) FROM t ORDER BY gamer_id"
+    assert rows(settings, BRONZE, got) == [
+        ("ann", 1, None, "played", "played", "7", 12), ("bob", None, '{"level":"x"}', "played", "played", "7", 12),
+    ]  # fmt: skip
+    before = rows(settings, "silver_uno_events", got)
+
+    pipeline = make_pipeline(settings)
+    refresh(pipeline, selection=selection_of(pipeline, full_refresh=["bronze", "all"]))
+    assert rows(settings, "silver_uno_events", got) == before
+    assert count(settings, QUARANTINE) == 1
+    assert_sound(make_pipeline(settings))
+
+    erase(make_pipeline(settings), RunReport(), frozenset({"bob"}))
+    refresh(make_pipeline(settings))
+    assert rows(settings, "silver_uno_events", got) == before[:1]
+    assert (rows(settings, BRONZE, got), count(settings, QUARANTINE)) == (before[:1], 0)
+    send_values(settings, [event("uno", "bob", level=3)], headers=cloud_headers("played"))
+    assert refresh(make_pipeline(settings)).suppressed == 1
+    assert_sound(make_pipeline(settings))
+
+
+def cloud_headers(kind):
+    head = {"specversion": "1.0", "id": "7", "source": "/x", "type": kind, "time": "2026-11-01T12:00:00Z"}
+    return [(f"ce_{name}", text.encode()) for name, text in head.items()]
