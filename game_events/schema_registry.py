@@ -222,6 +222,10 @@ class SchemaLookup(Protocol):
         """The same with the ids of their schemas."""
         return []
 
+    def id_of(self, subject: str, version: int | None = None) -> int | None:  # noqa: ARG002
+        """Id of a version of a subject, of the newest one if none is given; None: there is none."""
+        return None
+
     def subject_of(self, schema_id: SchemaId) -> str | None:  # noqa: ARG002
         """A subject that has the schema; None: it is not known."""
         return None
@@ -302,6 +306,15 @@ class SchemaRegistry(SchemaLookup):
         if newest is None or not isinstance(newest.version, int) or not isinstance(newest.schema_id, int):
             return None
         return newest.version, newest.schema_id
+
+    def id_of(self, subject: str, version: int | None = None) -> int | None:
+        """One call."""
+        if version is None:
+            newest = self.newest(subject)
+            return None if newest is None else newest[1]
+        what = f"subject {subject!r} version {version}"
+        registered = self._call(what, lambda: self._client.get_version(subject, version))
+        return None if registered is None or not isinstance(registered.schema_id, int) else registered.schema_id
 
     def subject_of(self, schema_id: SchemaId) -> str | None:
         """The first subject, by name, that has the schema of an id; None: no subject has it, or it is a GUID."""

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, NoDecode
 
 from game_events.config import kafka_login
 from game_events.config.names import Names, problem
+from game_events.config.topic_decoding import TopicDecoding, require_patterns
 from game_events.plugin import installed
 from game_events.rules import Rule, require_unique
 
@@ -432,6 +433,9 @@ class KafkaSettings(SettingsGroup):
     message_types: NameList = ()
     """full names of the message types that are decoded, comma separated; empty: all. Records of other types stay in bronze
     undecoded"""
+    decoding: dict[str, TopicDecoding] = Field(default_factory=dict)
+    """topics whose records have no registry's frame, by name or by regular expression (an exact name wins, then the first that
+    matches) -> `{format: protobuf|avro|json, schema: FILE|subject:NAME|header:NAME|key, ...}` (docs/decoding.md)"""
     source_table: Annotated[Address, AfterValidator(lambda path: path.rstrip("/"))] | None = None
     """another pipeline's `bronze_events` (path or URI), to read it instead of Kafka"""
 
@@ -459,6 +463,11 @@ class KafkaSettings(SettingsGroup):
             raise ValueError(f"is {value}, which sets {', '.join(sorted(given))}: leave these out of GAME_EVENTS_KAFKA_OPTIONS")
         return value
 
+    @property
+    def decoding_patterns(self) -> tuple[str, ...]:
+        """The names in `decoding` that are regular expressions, and no topic's name."""
+        return tuple(name for name in self.decoding if re.fullmatch(TOPIC_PATTERN, name) is None)
+
     @field_validator("kafka_topic")
     @classmethod
     def _topics(cls, value: str) -> str:
@@ -477,6 +486,11 @@ class KafkaSettings(SettingsGroup):
         except re.error as error:
             raise ValueError(f"is not a regular expression: {error}") from None
         return value
+
+    @field_validator("decoding")
+    @classmethod
+    def _decoding(cls, value: dict[str, TopicDecoding]) -> dict[str, TopicDecoding]:
+        return require_patterns(value, TOPIC_PATTERN)
 
     @field_validator("kafka_assign")
     @classmethod

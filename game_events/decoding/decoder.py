@@ -30,9 +30,11 @@ from game_events.decoding.columns import NO_RULES, ColumnMap, ColumnRules, Value
 from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, Rows, SchemaId, ordered
 from game_events.decoding.json_decoder import JsonDecoder
 from game_events.decoding.json_schema import UNNAMED, JsonSchema, SchemaText
-from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, PayloadDecoder, Shape, pieces
+from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, PayloadDecoder, Shape, cuts, pieces
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64, top_messages
+from game_events.decoding.unframed.inferred import InferredDecoder, InferredSchema, topic_of
+from game_events.decoding.unframed.topics import SchemaName, TopicPlan, distinct, unpacked_lengths
 from game_events.errors import DataError, TransientError
 
 #: Message type of a record: schema id and message index path.
@@ -55,6 +57,7 @@ class DecodePlan:
         max_unknown_ids: unknown ids that are reported from one batch, plus one.
         values: what becomes of single bad values.
         named: names of types that their schema does not give, or that have no schema.
+        topics: rules for topics without frames; None: there are none.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class DecodePlan:
     max_unknown_ids: int = 10_000
     values: ValueRules = field(default_factory=ValueRules)
     named: Mapping[TypeKey, str] = field(default_factory=dict)
+    topics: TopicPlan | None = None
 
     def name_of(self, key: TypeKey) -> str | None:
         """Full name of a message type; None: it is not known."""
@@ -74,10 +78,10 @@ class DecodePlan:
 
 
 class GoodRows(NamedTuple):
-    """Rows of a batch of one type: their positions, the schema's id, the decoded columns, and the type's full name."""
+    """Rows of a batch of one type: their positions, the schema's id (None: none), the decoded columns, the type's full name."""
 
     rows: Rows
-    schema_id: SchemaId
+    schema_id: SchemaId | None
     columns: pa.Table
     message_type: str | None
 
@@ -104,6 +108,9 @@ class DecodedBatch:
         types: decoded types.
         unknown: types that are not in the plan; their rows are in no list.
         nulled: column -> its bad values that became NULL.
+        unknown_names: names of schemas that the plan lacks; their rows are in no list.
+        grown: topic without a schema -> type of members that the plan lacks; its rows are in `good` without them.
+        rescued: topic without a schema -> its rows with values that do not fit their columns.
     """
 
     good: list[GoodRows] = field(default_factory=list)
@@ -112,6 +119,15 @@ class DecodedBatch:
     types: set[TypeKey] = field(default_factory=set)
     unknown: set[TypeKey] = field(default_factory=set)
     nulled: Counter[str] = field(default_factory=Counter)
+    unknown_names: set[SchemaName] = field(default_factory=set)
+    grown: dict[str, str] = field(default_factory=dict)
+    rescued: Counter[str] = field(default_factory=Counter)
+
+
+#: Bytes of payloads that a batch is cut to, if they may be compressed.
+UNPACKED_BYTES = 2**30
+#: Names of types that the records of one batch without a schema are told apart by; the others have their topic's name.
+MAX_NAMED_TYPES = 200
 
 
 class BatchDecoder:
@@ -130,9 +146,17 @@ class BatchDecoder:
         lengths = np.zeros(0, np.int64)
         if len(rows):
             lengths = pc.fill_null(pc.binary_length(rows.column(values)), 0).to_numpy(zero_copy_only=False)
+            if self._plan.topics is not None and self._plan.topics.has_glue:
+                yield from self._packed_parts(rows, lengths)
+                return
         # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
         for begin, end in pieces(self._shape, lengths, octets=1 if self._indexless else 2):
             # Copies: slices would count as the whole batch.
+            yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
+
+    def _packed_parts(self, rows: pa.RecordBatch, lengths: Rows) -> Iterator[pa.RecordBatch]:
+        """As `parts`, of payloads that may be compressed."""
+        for begin, end in cuts(unpacked_lengths(lengths), UNPACKED_BYTES):
             yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
 
     def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
@@ -141,16 +165,23 @@ class BatchDecoder:
         Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
+        self._decode_framed(values, headers, result)
+        return self._settled(result)
+
+    def _decode_framed(self, values: pa.BinaryArray, headers: pa.ListArray | None, result: DecodedBatch) -> None:
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
             self._add_bad(bad, result)
         known = self._known(groups, result)
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
             self._decode(group, payloads, result)
+
+    def _settled(self, result: DecodedBatch) -> DecodedBatch:
         result.rejected = _merged(result.rejected)
-        # The smallest ids are most likely to exist, as registries count upwards.
-        ids = set(sorted({schema_id for schema_id, _ in result.unknown}, key=ordered)[: self._plan.max_unknown_ids + 1])
-        result.unknown = {key for key in result.unknown if key[0] in ids}
+        # The smallest ids are most likely to exist, as registries count upwards. Topics are no matter of the registry.
+        ids = {schema_id for schema_id, _ in result.unknown if topic_of(schema_id) is None}
+        left_out = set(sorted(ids, key=ordered)[self._plan.max_unknown_ids + 1 :])
+        result.unknown = {key for key in result.unknown if key[0] not in left_out}
         return result
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
@@ -168,10 +199,15 @@ class BatchDecoder:
         name = self._plan.name_of(key)
         decoded = self._decoder(key).decode(payloads, self._plan.columns)
         result.nulled.update(decoded.nulled)
+        topic = topic_of(group.schema_id)
+        schema_id = group.schema_id if topic is None else None
         if len(decoded.good):
-            result.good.append(GoodRows(group.rows[decoded.good], group.schema_id, decoded.table, name))
+            result.good += by_names(GoodRows(group.rows[decoded.good], schema_id, decoded.table, name), decoded.names)
+        if topic is not None:
+            result.rescued.update({topic: decoded.rescued} if decoded.rescued else {})
+            result.grown |= {topic: decoded.grown} if decoded.grown is not None else {}
         for why, detail, rows in decoded.bad:
-            result.rejected.append(Rejected(why, detail, group.rows[rows], group.schema_id, name))
+            result.rejected.append(Rejected(why, detail, group.rows[rows], schema_id, name))
 
     def _known(self, groups: Iterable[frames.FrameGroup], result: DecodedBatch) -> list[frames.FrameGroup]:
         """The groups of types that are decoded; the others are added to the result."""
@@ -241,6 +277,21 @@ class BatchDecoder:
         return decoder
 
 
+def by_names(good: GoodRows, names: pa.Array | None) -> list[GoodRows]:
+    """Rows by the names of types that they have themselves, the most frequent ones; the others keep theirs."""
+    if names is None or names.null_count == len(names):
+        return [good]
+    counts = pc.value_counts(names.drop_null())
+    if len(counts) > MAX_NAMED_TYPES:
+        most = pc.array_sort_indices(counts.field("counts"), order="descending")[:MAX_NAMED_TYPES]
+        names = pc.if_else(pc.is_in(names, counts.field("values").take(most)), names, None)
+    parts = []
+    for name, rows in distinct(pc.fill_null(names, "")):
+        columns = good.columns if len(rows) == len(good.rows) else good.columns.take(pa.array(rows))
+        parts.append(good._replace(rows=good.rows[rows], columns=columns, message_type=name or good.message_type))
+    return parts
+
+
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
     """One entry for all rows with the same reason, detail and schema id."""
     alike: dict[tuple[Reason, str, SchemaId | None, str | None], list[Rows]] = {}
@@ -267,6 +318,7 @@ _DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules], PayloadDecoder]
     AvroSchema: lambda schema, _, rules: AvroDecoder(schema, rules),
     JsonSchema: lambda schema, _, rules: JsonDecoder(schema, rules),
     ColumnsSchema: lambda schema, *_: ColumnsDecoder(schema),
+    InferredSchema: lambda schema, _, rules: InferredDecoder(schema, rules),
 }
 
 _SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}

@@ -43,7 +43,11 @@ class Reason(StrEnum):
 
     TOMBSTONE = "TOMBSTONE", "the record has no value at all"
     TOO_SHORT = "TOO_SHORT", "fewer bytes than a schema registry frame needs"
-    BAD_MAGIC = "BAD_MAGIC", "the first byte is neither 00 nor 01: not framed for a schema registry"
+    BAD_MAGIC = (
+        "BAD_MAGIC",
+        "the first byte is neither 00 nor 01: not framed for a schema registry. GAME_EVENTS_DECODING says how a topic without "
+        "frames is decoded (docs/decoding.md)",
+    )
     BAD_INDEX = "BAD_INDEX", "the message indexes are damaged, or name no message of the schema"
     UNKNOWN_SCHEMA = "UNKNOWN_SCHEMA", "the registry does not know the schema id"
     REGISTRY_CHANGED = (
@@ -113,11 +117,11 @@ PREFIXES = {0: 5, 1: 17}
 #: Name of the record header that holds the identity instead of the value.
 ID_HEADER = "__value_schema_id"
 #: First bytes of AWS Glue's frames: a version, then whether the payload is compressed; a UUID of 16 bytes follows.
-_GLUE = (b"\3\0", b"\3\5")
-_GLUE_BYTES = 18
+GLUE_HEADS = (b"\3\0", b"\3\5")
+GLUE_BYTES = 18
 _OF_GLUE = (
-    "the bytes of an AWS Glue Schema Registry frame (03, 00 or 05, a UUID), which is not decoded: let the producer use a "
-    "serializer for a Confluent-compatible registry"
+    "the bytes of an AWS Glue Schema Registry frame (03, 00 or 05, a UUID): GAME_EVENTS_DECODING with `framed: glue` names the "
+    "schema of such a topic (docs/decoding.md)"
 )
 #: Headers in which Apicurio's serializers write a schema's id.
 _APICURIO_HEADERS = tuple(f"apicurio.value.{name}" for name in ("globalId", "contentId", "contentHash", "encoding"))
@@ -205,7 +209,7 @@ def _foreign(bad: BadFrames, values: pa.BinaryArray, headers: pa.ListArray | Non
     """Rows without a frame, apart by the serializer that has written them."""
     taken = values.take(pa.array(bad.rows))
     heads = pc.binary_slice(taken, 0, stop=2)
-    is_glue = np.asarray(pc.and_(pc.is_in(heads, pa.array(_GLUE)), pc.greater_equal(pc.binary_length(taken), _GLUE_BYTES)))
+    is_glue = np.asarray(pc.and_(pc.is_in(heads, pa.array(GLUE_HEADS)), pc.greater_equal(pc.binary_length(taken), GLUE_BYTES)))
     is_apicurio = np.zeros(len(taken), dtype=bool)
     if headers is not None and len(headers.flatten()):
         parents = pc.list_parent_indices(headers).to_numpy()

@@ -264,12 +264,18 @@ class Decoded:
         good: their positions, in the order of the table's rows.
         bad: positions by reason and detail.
         nulled: column -> its values that are NULL because their type does not take them (`ValueRules`).
+        names: of the good rows, where each names its type itself (NULL: it does not); None: they are of one type.
+        grown: type of members that the plan has no columns for; None: there are none. `rescued`: good rows with values that do
+            not fit (both of documents without a schema only).
     """
 
     table: pa.Table
     good: Rows
     bad: list[tuple[Reason, str, Rows]] = field(default_factory=list)
     nulled: Counter[str] = field(default_factory=Counter)
+    names: pa.Array | None = None
+    grown: str | None = None
+    rescued: int = 0
 
 
 class PayloadDecoder(Protocol):

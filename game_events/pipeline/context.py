@@ -16,6 +16,7 @@ from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ValueRules, kept_columns
+from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import erasures
 from game_events.lakehouse.system_tables import ProgressTable
@@ -139,7 +140,9 @@ class Pipeline:
         kept = kept_columns(settings)
         values = ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
-        return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)
+        catalog = SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)
+        catalog.use_rules(TopicRules.of_settings(settings))
+        return catalog
 
     @cached_property
     def extensions(self) -> Extensions:

@@ -108,7 +108,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
     landed = commit(plan)
     failpoints.reach("replay_committed")
-    report.add(BronzeResult(nulled=staged.nulled))
+    report.add(BronzeResult(nulled=staged.nulled, rescued=staged.rescued))
     report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
     complete_quarantine(pipeline, report)
     failpoints.reach("replay_noted")
@@ -217,7 +217,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         advice = "Nothing was changed: run `game-events redecode` again while no run is under way"
         raise ConflictError(f"{error}. {advice}") from None
     failpoints.reach("redecode_committed")
-    report.add(BronzeResult(nulled=staged.nulled))
+    report.add(BronzeResult(nulled=staged.nulled, rescued=staged.rescued))
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, plan.schema, batch, known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     new_columns = [name for name in plan.schema.names if name not in before]

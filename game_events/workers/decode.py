@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
+from game_events.decoding.decoder import DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
+from game_events.decoding.unframed.topics import Records
 from game_events.lakehouse.data.columns import (
     FILE_COLUMNS,
     HEADERS,
@@ -23,6 +24,7 @@ from game_events.lakehouse.data.columns import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     RECORD,
+    SCHEMA_COLUMNS,
     TIME,
     bronze_schema,
     identity_columns,
@@ -33,6 +35,7 @@ from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob, numbers_of
+from game_events.workers.records import RecordDecoder
 from game_events.workers.results import StagedRows, count_arrivals
 
 #: A truth value for each row.
@@ -157,14 +160,14 @@ class BronzeTask(DecodeJob):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Read, decode and write the records of the tasks of these numbers."""
-        decoder = BatchDecoder(self.plan)
+        decoder = RecordDecoder(self.plan)
         output = _Output(self)
         notes = ReadNotes()
         for task in numbers_of(batches):
             for batch in self.reading.batches(task, notes):
                 self._decode(batch, decoder, output)
         result = output.result
-        if result.unknown:
+        if not result.is_planned:
             output.abort()
         output.close()
         known = self.plan
@@ -173,7 +176,7 @@ class BronzeTask(DecodeJob):
         result.examples = notes.examples
         return result
 
-    def _decode(self, batch: pa.RecordBatch, decoder: BatchDecoder, output: _Output) -> None:
+    def _decode(self, batch: pa.RecordBatch, decoder: RecordDecoder, output: _Output) -> None:
         """Decode records and write them; of a type that the plan does not know, the driver plans again."""
         result = output.result
         if "file_path" in batch.schema.names:
@@ -186,12 +189,10 @@ class BronzeTask(DecodeJob):
             if "columns" in part.schema.names and len(part):
                 decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
             else:
-                decoded = decoder.decode(part.column("value"), part.column("headers"))
-            result.types |= decoded.types
-            result.unknown |= decoded.unknown
-            result.nulled.update(decoded.nulled)
-            # Else the decoder continues only to find all unknown types.
-            if not result.unknown:
+                decoded = decoder.decode_records(Records(*(part.column(n) for n in ("value", "headers", "topic", "key"))))
+            result.note(decoded)
+            # Else the decoder continues only to find all that is unknown.
+            if result.is_planned:
                 output.write(part, decoded)
                 result.arrivals.update(count_arrivals(part.column("timestamp")))
 
@@ -261,7 +262,7 @@ class _Output:
     def readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that are no records (damaged parts of files, excluded records); these go to quarantine."""
         refused = batch.filter(batch.column("reason").is_valid())
-        if not self.result.unknown:
+        if self.result.is_planned:
             said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
             rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
             self.write(refused, DecodedBatch(rejected=rejected))
@@ -345,7 +346,7 @@ class StoredTask(DecodeJob):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Decode and write rows with bronze's own columns."""
-        decoder = BatchDecoder(self.plan)
+        decoder = RecordDecoder(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
@@ -354,11 +355,9 @@ class StoredTask(DecodeJob):
                 rows = pa.Table.from_batches([batch])
                 index = rows.schema.get_field_index(HEADERS)
                 rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
-                decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
-                result.types |= decoded.types
-                result.unknown |= decoded.unknown
-                result.nulled.update(decoded.nulled)
-                if result.unknown:
+                decoded = decoder.decode_records(_stored_records(batch))
+                result.note(decoded)
+                if not result.is_planned:
                     continue  # the driver plans again: continue only to find all of them
                 if open_filter is not None:
                     undecodable = partial(_undecodable, batch, open_filter)
@@ -366,7 +365,7 @@ class StoredTask(DecodeJob):
                         decoded, undecodable, partial(_note_records, result, rows), with_rejected=False
                     )
                 self._write(rows, decoded, writer, result)
-        if result.unknown:
+        if not result.is_planned:
             writer.abort()
         result.bronze = writer.close()
         result.suppressed = len(result.suppressed_records)
@@ -387,7 +386,7 @@ class StoredTask(DecodeJob):
                 writer.write_columns({name: kept.column(name) for name in kept.column_names}, kept.num_rows)
 
     def _own(
-        self, rows: pa.Table, numbers: Rows, schema_id: SchemaId, message_type: str | None, *, keep_raw: bool
+        self, rows: pa.Table, numbers: Rows, schema_id: SchemaId | None, message_type: str | None, *, keep_raw: bool
     ) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(numbers))
         own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
@@ -397,6 +396,13 @@ class StoredTask(DecodeJob):
         if not keep_raw:
             own["_raw_value"] = pa.nulls(len(numbers), pa.binary())
         return own
+
+
+def _stored_records(batch: pa.RecordBatch) -> Records:
+    """Rows of bronze or quarantine as records."""
+    values, headers, topics, keys = (batch.column(name) for name in ("_raw_value", HEADERS, "_kafka_topic", "_kafka_key"))
+    schema_id, guid, message_type = (batch.column(name) for name in (*SCHEMA_COLUMNS, MESSAGE_TYPE))
+    return Records(values, headers, topics, keys, (schema_id, guid, message_type))
 
 
 def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.decoder import TypeKey
+from game_events.decoding.decoder import DecodedBatch, TypeKey
 from game_events.decoding.frame import RegistrySchema
+from game_events.decoding.unframed.inferred import merged_texts
+from game_events.decoding.unframed.topics import SchemaName
 from game_events.errors import LostFileError, TransientError
 from game_events.lakehouse.data.staging import StagedFile, discard, remove_empty_folder
 from game_events.lakehouse.storage import explain
@@ -257,6 +259,9 @@ class StagedRows(Summed):
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
         nulled: column -> bad values that became NULL.
+        unknown_names: names of schemas, of topics without frames, that the plan does not know.
+        grown: topic without a schema -> type of members that the plan does not know.
+        rescued: topic without a schema -> rows with values that do not fit their columns.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
         silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
     """
@@ -273,9 +278,26 @@ class StagedRows(Summed):
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
     nulled: Counter[str] = merged(add_counts, Counter)
+    unknown_names: set[SchemaName] = merged(or_, set)
+    grown: dict[str, str] = merged(by_key(merged_texts), dict)
+    rescued: Counter[str] = merged(add_counts, Counter)
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
     silver: FanOutResult = merged(merge, FanOutResult)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan had all that was needed; else the driver plans again, and what was written is not kept."""
+        return not (self.unknown or self.unknown_names or self.grown)
+
+    def note(self, decoded: DecodedBatch) -> None:
+        """Add what a decoded batch says besides its rows."""
+        self.types |= decoded.types
+        self.unknown |= decoded.unknown
+        self.unknown_names |= decoded.unknown_names
+        self.nulled.update(decoded.nulled)
+        self.rescued.update(decoded.rescued)
+        self.grown = by_key(merged_texts)(self.grown, decoded.grown)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
         """Delete the files; none of them is in a commit."""

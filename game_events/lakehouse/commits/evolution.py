@@ -44,6 +44,8 @@ def evolve(table: Table, handle: AnyTable, wanted: pa.Schema, *, merges_column_m
     now: AnyTable | OpenTable = handle
     for _ in range(EVOLVE_ATTEMPTS):
         other = changed_types(now, wanted)
+        if other and merges_column_map:
+            raise ConflictError(f"{table.name}: a concurrent run has added columns of other types: {'; '.join(other)}")
         if other:
             raise DataError(
                 f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "

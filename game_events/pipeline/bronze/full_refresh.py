@@ -277,7 +277,8 @@ class _FullRefresh:
         report.add_rejected(self.staged.reasons)
         report.warn(*incomplete_records(self.staged))
         gone_rows = expired.bronze.gone + expired.quarantine.gone
-        report.add(BronzeResult(suppressed=self.staged.suppressed, expired=gone_rows, nulled=self.staged.nulled))
+        report.add(BronzeResult(suppressed=self.staged.suppressed, expired=gone_rows))
+        report.add(BronzeResult(nulled=self.staged.nulled, rescued=self.staged.rescued))
         name = pipeline.bronze.name
         holder = pipeline.source.holder(pipeline.settings)
         gone = pipeline.source.gone_text("is", "has")

@@ -214,7 +214,7 @@ def _commit_micro_batch(
     failpoints.reach("bronze_committed")
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit)
-    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
+    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled, rescued=staged.rescued))
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
     report.warn(*incomplete_records(staged))
     report.add_rejected(staged.reasons)
@@ -488,6 +488,7 @@ def stage_micro_batch(
     catalog.offer(source.schemas())
     # Types to plan for before the first record.
     expected = source.expected_types()
+    expected += catalog.types_of_topics(partition.topic for partition in part.end)
     expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
     keep_raw = pipeline.settings.keep_raw == "all"
     filtered = record_filter(pipeline, bronze)
@@ -539,7 +540,7 @@ def _isolated(
 def run_decode_job(
     pipeline: Pipeline, job: Job, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
 ) -> tuple[Job, StagedRows]:
-    """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
+    """Run rows through the workers, again if something occurred that the plan lacks: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
     commit gives the table the columns of the types that occurred.
@@ -559,16 +560,19 @@ def run_decode_job(
         staged = StagedRows.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
-        if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
+        is_complete = not (new or staged.unknown_names or staged.grown)
+        if is_complete and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
             return job, staged
         job.discard(staged)
+        catalog.grow(staged.grown)
         asked, missed = catalog.look_up(new, room)
         room -= missed
-        if asked < new:
+        room -= catalog.look_up_names(staged.unknown_names, room)
+        if asked < new or (staged.unknown_names and room <= 0):
             log.warning("schema_ids_not_asked=%d limit=%d", len(new - asked), catalog.max_unknown_ids)
             rest = f"the registry was not asked: it does not know more than {catalog.max_unknown_ids:,} ids of one micro-batch"
             rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
-        planned = planned | asked if new else {*staged.types, *staged.undecoded}
+        planned = {*staged.types, *staged.undecoded} if is_complete else planned | asked
 
 
 def _same_columns(planned: ColumnMap, occurred: ColumnMap) -> bool:

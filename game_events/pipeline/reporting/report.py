@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from game_events.decoding.columns import type_name
 from game_events.decoding.frame import Reason
+from game_events.decoding.unframed.inferred import topic_of
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import DOWNSTREAM, Table
 from game_events.pipeline.reporting.result import (
@@ -134,7 +135,8 @@ class RunReport(RunResult):
 
     def add_batch(self, batch: int, types: Iterable[tuple[int | str, object]], other_types: Mapping[str, int]) -> None:
         """Add a batch of bronze, with the schema ids and message types of its records; `other_types` are not selected."""
-        self.add(BronzeResult(batches=[batch], schema_ids={schema_id for schema_id, _ in types}, other_types=other_types))
+        schema_ids = {schema_id for schema_id, _ in types if topic_of(schema_id) is None}
+        self.add(BronzeResult(batches=[batch], schema_ids=schema_ids, other_types=other_types))
 
     def add_rejected(self, reasons: Mapping[str, int]) -> None:
         """Add records that were committed to quarantine."""

@@ -388,6 +388,7 @@ class BronzeResult(LayerResult):
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         suppressed: records of erased people, which are in no table.
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
+        rescued: topic without a schema -> rows with values that do not fit their columns, and are in `_rescued` (`decoding`).
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -427,6 +428,14 @@ class BronzeResult(LayerResult):
         Counter,
         event=Event("nulled", Layer.BRONZE),
         asset=(Layer.BRONZE, "values_made_null", dict),
+        printed="",
+    )
+    rescued: Mapping[str, int] = merged(
+        add_counts,
+        Counter,
+        json=lambda rescued: dict(rescued) or None,
+        event=Event("rescued", Layer.BRONZE),
+        asset=(Layer.BRONZE, "rows_with_rescued_values", dict),
         printed="",
     )
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)

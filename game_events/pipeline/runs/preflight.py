@@ -28,6 +28,7 @@ from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.decoding.frame import Reason, SchemaId, ordered
+from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
 from game_events.lakehouse.commits.transactions import BronzeIdentity
@@ -47,6 +48,7 @@ from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
 from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.schemas.named import NamedSchemas
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
@@ -138,6 +140,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         "java parts": lambda: f"{len(spark_jars())} jars for Spark, as they are pinned",
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
+        **({"decoding": lambda: _decoding(settings)} if settings.decoding else {}),
         "lakehouse": lambda: _writable(settings),
         "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
         "tables": lambda: _tables(Lakehouse.of(settings)) + _no_room(settings),
@@ -198,6 +201,16 @@ def _registry(settings: Settings) -> str:
     login = login_of(settings)
     parts += [login] if login else []
     return f"{settings.schema_registry_url}: {'; '.join(parts)}"
+
+
+def _decoding(settings: Settings) -> str:
+    """What is used for each topic without frames; a hint for topics that are not read."""
+    catalog = SchemaCatalog(SchemaRegistry(settings, WAIT_S, retries=0), Lakehouse.of(settings))
+    rules = TopicRules.of_settings(settings)
+    named = NamedSchemas(rules, SchemaRegistry(settings, WAIT_S, retries=0), catalog)
+    text = "; ".join(named.described(name, rule) for name, rule in (*rules.exact.items(), *rules.patterns))
+    idle = sorted(rules.exact.keys() - set(settings.kafka_topics)) if settings.kafka_topics else []
+    return Hint(f"{text}; no topic of the settings is {', '.join(idle)}") if idle else text
 
 
 def _message_types(settings: Settings) -> str:

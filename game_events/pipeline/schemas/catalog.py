@@ -34,10 +34,14 @@ from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.schema_diff import difference
+from game_events.decoding.unframed import cloudevents
+from game_events.decoding.unframed.inferred import InferredSchema, TopicDocuments, inferred_id, merged_texts, planned, topic_of
+from game_events.decoding.unframed.topics import SchemaName, TopicRules
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.data.columns import with_comments
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.archive import SchemaArchive, registry_changed
+from game_events.pipeline.schemas.named import NamedSchemas
 from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
@@ -144,6 +148,9 @@ class SchemaCatalog:
         self._names: dict[TypeKey, str | None] = {}
         self._ambiguous: set[TypeKey] = set()
         self._met: set[TypeKey] = set()
+        self._added: dict[SchemaId, RegistrySchema] = {}
+        self._named: NamedSchemas | None = None
+        self._grown: dict[str, str] = {}
 
     def expected_ids(self, subject: str) -> list[int]:
         """Ids of a subject to plan for: those that have occurred, or all if none has, as each planned id makes columns."""
@@ -225,7 +232,7 @@ class SchemaCatalog:
         if now < self._unknown_since.get(schema_id, -math.inf) + UNKNOWN_S:
             return None
         try:
-            schema = self._registry.fetch(schema_id)
+            schema = self._added.get(schema_id) or self._registry.fetch(schema_id)
         except TransientError:
             if known is None:
                 raise
@@ -329,6 +336,32 @@ class SchemaCatalog:
         """Add schemas that came with the records."""
         self._registry.offer(schemas)
 
+    def add(self, schema: RegistrySchema) -> None:
+        """Add a schema that the settings name, which no registry knows."""
+        self._added[schema.schema_id] = schema
+
+    def use_rules(self, rules: TopicRules) -> None:
+        """Decode topics of these rules without frames, too."""
+        self._named = NamedSchemas(rules, self._registry, self)
+
+    @property
+    def named(self) -> NamedSchemas | None:
+        """Schemas that the settings name for topics without frames; None: there are no such topics."""
+        return self._named
+
+    def types_of_topics(self, topics: Iterable[str]) -> list[TypeKey]:
+        """Types to plan for before the first record of these topics, of those without frames; raises as `NamedSchemas`."""
+        return [] if self._named is None else self._named.types_of(topics)
+
+    def look_up_names(self, names: Collection[SchemaName], room: int) -> int:
+        """As `look_up`, of schemas that records name; returns the number of unknown ones."""
+        return 0 if self._named is None else self._named.look_up(names, room)
+
+    def grow(self, grown: Mapping[str, str]) -> None:
+        """Note types of members that workers have met in topics without schemas, for the next plans."""
+        for topic, text in grown.items():
+            self._grown[topic] = merged_texts(self._grown[topic], text) if topic in self._grown else text
+
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
         used = [(i, self._known[i]) for i in sorted(set(schema_ids), key=ordered) if i in self._known]
@@ -356,7 +389,9 @@ class SchemaCatalog:
         looked_at: set[SchemaId] = set()
         missed = 0
         for schema_id in sorted({i for i, _ in keys}, key=ordered):
-            if missed < room or schema_id in unknown or schema_id in self._known:
+            if topic_of(schema_id) is not None:
+                looked_at.add(schema_id)
+            elif missed < room or schema_id in unknown or schema_id in self._known:
                 looked_at.add(schema_id)
                 missed += self.compiled(schema_id) is None and schema_id not in unknown
         looked_up = {key for key in keys if key[0] in looked_at}
@@ -375,6 +410,11 @@ class SchemaCatalog:
         undecoded: set[TypeKey] = set()
         named: dict[TypeKey, str] = {}
         for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
+            topic = topic_of(schema_id)
+            if topic is not None:
+                schemas[schema_id], columns = self._inferred(columns, topic)
+                types.add((schema_id, ()))
+                continue
             compiled = self.compiled(schema_id)
             if compiled is None:
                 rejected[(schema_id, ())] = (Reason.UNKNOWN_SCHEMA, self._no_such_id(schema_id))
@@ -402,7 +442,18 @@ class SchemaCatalog:
                 except DataError as error:
                     rejected[key] = (Reason.BAD_SCHEMA, str(error))
         limit = self.max_unknown_ids
-        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values, named)
+        topics = self._named.plan(rest, limit) if self._named is not None else None
+        return DecodePlan(
+            schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values, named, topics
+        )
+
+    def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:
+        """The schema of a topic without one, or of the attributes of CloudEvents, and the columns with those of it."""
+        if inferred_id(topic) == cloudevents.TYPE_ID:
+            return InferredSchema(cloudevents.TYPE_ID, "{}"), columns.with_message(cloudevents.TYPE_ID, cloudevents.FIELDS)
+        rule = self._named.rules.of(topic) if self._named is not None else None
+        documents = rule.documents if rule is not None else TopicDocuments()
+        return planned(columns, inferred_id(topic), self._grown.get(topic), documents, self._max_columns)
 
     def _json_name(self, schema_id: SchemaId) -> str | None:
         """What `_message_type` has for a JSON Schema: its title, else a subject that has it; None: neither is known."""

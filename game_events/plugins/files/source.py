@@ -32,8 +32,9 @@ from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
 from game_events.decoding.decoder import TypeKey, compile_schema
-from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, schema_guid
-from game_events.decoding.protobuf.schema import ProtobufSchema, imports
+from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId
+from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.unframed.files import schema_of_file
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import retry_on_conflict
@@ -238,29 +239,9 @@ def _from_file(name: str) -> RegistrySchema:
     if kind is None:
         raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{SUBJECT}NAME`")
     try:
-        text = path.read_text("utf-8")
-        references = _imports(path, text) if kind == "PROTOBUF" else ()
+        return schema_of_file(path, kind)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{SETTING}: {path} cannot be read: {error}") from None
-    return RegistrySchema(schema_guid(kind, text, references), kind, text, references)
-
-
-def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
-    """(Name, text) of imported .proto files in the same folder, dependencies first; other imports are protoc's own."""
-    texts: dict[str, str] = {}
-    seen: set[str] = set()  # circular imports are refused by the compiler
-
-    def visit(body: str) -> None:
-        for name in imports(body):
-            beside = path.parent / name
-            if name not in seen and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
-                seen.add(name)
-                inner = beside.read_text("utf-8")
-                visit(inner)
-                texts[name] = inner
-
-    visit(text)
-    return tuple(texts.items())
 
 
 def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
@@ -289,6 +270,10 @@ class FileSchemas(SchemaLookup):
         """Add schemas found in files."""
         for schema in schemas:
             self._offered.setdefault(schema.schema_id, schema)
+
+    def id_of(self, subject: str, version: int | None = None) -> int | None:
+        """See `SchemaLookup.id_of`."""
+        return self._registry.id_of(subject, version)
 
     def subject_of(self, schema_id: SchemaId) -> str | None:
         """See `SchemaLookup.subject_of`: of ids of the registry."""

@@ -35,6 +35,7 @@ from game_events.config.masking import value_of
 from game_events.config.network import at_loopback, is_loopback
 from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
+from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, TransientError, many
 from game_events.sources.factory import since
 from game_events.sources.kafka.client import (
@@ -354,11 +355,11 @@ class KafkaSource(Source):
     @classmethod
     def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:
         """The subject of each topic's values; None: only the broker knows which topics match the pattern."""
-        return tuple(subject_of(topic) for topic in sorted(settings.kafka_topics)) or None
+        return _subjects(settings, settings.kafka_topics) if settings.kafka_topic_pattern is None else None
 
     def subjects(self, partitions: Iterable[Partition]) -> tuple[str, ...]:
         """The subject of each topic's values."""
-        return tuple(subject_of(topic) for topic in sorted({partition.topic for partition in partitions}))
+        return _subjects(self._settings, {partition.topic for partition in partitions})
 
     def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """The setting `max_records_per_batch`."""
@@ -443,7 +444,7 @@ class KafkaSource(Source):
         for topic in settings.kafka_topics:
             said = "A Kafka topic that bronze is made from. External: producers write it."
             upstreams.append(Upstream(cls.asset_key(settings, topic), said, ("kafka",)))
-            upstreams.append(cls.subject_upstream(settings, subject_of(topic)))
+            upstreams += [cls.subject_upstream(settings, subject) for subject in _subjects(settings, [topic])]
         return upstreams
 
     def changed(self, batch: MicroBatch) -> str | None:
@@ -485,6 +486,12 @@ class KafkaSource(Source):
             named = ", ".join(f"{topic}[{number}]" for topic, number in missing)
             raise ConfigurationError(f"Kafka {self.servers} has no partition {named}: correct GAME_EVENTS_KAFKA_ASSIGN")
         return [partition for partition in partitions if (partition.topic, partition.number) in assigned]
+
+
+def _subjects(settings: Settings, topics: Iterable[str]) -> tuple[str, ...]:
+    """The subjects of topics, but for those that have no frames at all."""
+    rules = TopicRules.of_settings(settings)
+    return tuple(subject_of(topic) for topic in sorted(topics) if (rule := rules.of(topic)) is None or rule.framed == "auto")
 
 
 def subject_of(topic: str) -> str:

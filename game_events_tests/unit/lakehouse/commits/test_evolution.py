@@ -13,6 +13,7 @@ from game_events.decoding.columns import ColumnMap, Field, kept_columns
 from game_events.decoding.projection import Projection
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import rows
@@ -85,6 +86,16 @@ def test_a_column_that_a_rival_has_added_with_another_case_is_a_conflict_and_fou
         commit(replace(late, merges_column_map=False))
     commit(plan(table, named({"Note": 5}), 2))
     assert column_map(table).names == {"M#5:string": "Note__string", "M#6:string": "note"}
+
+
+def test_a_column_that_a_rival_has_added_with_another_type_is_a_conflict_and_found_when_it_is_planned_again(table):
+    ours = plan(table, [Field("x", "x", TEXT)], 1)
+    columns = column_map(table).with_message("M", [Field("x", "x", pa.int64())])
+    rival = pa.schema([pa.field("x", pa.int64(), metadata=columns.metadata("x"))])
+    evolve(table, table.open(), rival, merges_column_map=True)
+    with pytest.raises(ConflictError, match="a concurrent run has added columns of other types: x is bigint"):
+        commit(ours)
+    assert column_map(table).names == {"M#x:bigint": "x"}
 
 
 def test_fields_of_other_messages_go_on_sharing_a_column(table):

@@ -1,0 +1,62 @@
+"""The setting `decoding`: every form that it may have, and errors that say what to do."""
+
+import json
+
+import pytest
+
+from game_events.config.settings import load_settings
+from game_events.decoding.unframed.topics import TopicRules
+from game_events.errors import ConfigurationError
+
+
+def test_it_comes_from_the_environment_and_from_the_file_of_settings(tmp_path, monkeypatch):
+    (tmp_path / "a.proto").write_text('syntax = "proto3";')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game_events.yaml").write_text(
+        "decoding:\n  shop: {format: protobuf, schema: a.proto, message_type: t.A, framed: auto}\n"
+        "  logs: {format: json, hints: {level: bigint}, type_field: event, framed: false}\n"
+    )
+    monkeypatch.setenv(
+        "GAME_EVENTS_DECODING", json.dumps({"raw.*": {"format": "avro", "schema": "subject:x", "framed": "false"}})
+    )
+    rules = TopicRules.of_settings(load_settings())
+    assert str(rules.of("shop")) == "protobuf, schema file:a.proto, message type t.A"
+    assert (rules.of("shop").framed, rules.of("logs").framed, rules.of("raw1").framed) == ("auto", "", "")
+    assert rules.of("logs").documents.hints == {("level",): "integer"}
+    assert rules.of("raw-events").schema == "subject:x"
+    assert (rules.of("other"), rules.of("my raw"), rules.of(None)) == (None, None, None)
+
+
+def test_an_exact_name_wins_then_the_first_pattern_that_matches_the_whole_name():
+    entries = {"a.+": "one", "a.b": "exact", "a.*": "two", "a": "short"}
+    chosen = {topic: {"format": "json", "type_field": name} for topic, name in entries.items()}
+    rules = TopicRules.of_settings(load_settings(decoding=chosen))
+    found = {topic: rules.of(topic) and rules.of(topic).documents.type_field for topic in ("a", "a.b", "a-b", "ab", "ba")}
+    assert found == {"a": "short", "a.b": "exact", "a-b": "one", "ab": "one", "ba": None}
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"format": "xml"}, "'protobuf', 'avro' or 'json'"),
+        ({"format": "avro"}, "avro needs a `schema`"),
+        ({"format": "avro", "schema": "nowhere.avsc"}, "the file nowhere.avsc cannot be read (FileNotFoundError)"),
+        ({"format": "avro", "schema": "subject:"}, "names nothing"),
+        ({"format": "avro", "schema": "subject:a@newest"}, "a version is a number"),
+        ({"format": "json", "schema": "key", "hints": {"a": "bigint"}}, "without a `schema`"),
+        ({"format": "json", "message_type": "t.A"}, "for protobuf only"),
+        ({"format": "json", "hints": {"a": "integer"}}, "'bigint'"),
+        ({"format": "json", "framed": "true"}, "'auto'"),
+        ({"format": "json", "schem": "x"}, "schem"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused_with_what_to_do(entry, said):
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(decoding={"events": entry})
+    assert "GAME_EVENTS_DECODING: events" in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_a_pattern_that_is_no_expression_is_refused():
+    with pytest.raises(ConfigurationError, match=r"'\(' is neither a topic's name nor a regular expression"):
+        load_settings(decoding={"(": {"format": "json"}})
