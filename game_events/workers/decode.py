@@ -31,6 +31,7 @@ from game_events.lakehouse.data.columns import (
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
+from game_events.workers.computed import Computation
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.results import StagedRows, count_arrivals
@@ -109,6 +110,11 @@ def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:
     return rows[~refused]
 
 
+def computation_of(plan: DecodePlan) -> Computation | None:
+    """What computes columns of the plan's decoded rows; None: all columns are as they were decoded."""
+    return Computation(plan.definitions, plan.columns) if plan.definitions is not None else None
+
+
 @dataclass(frozen=True)
 class DecodeJob(WorkerJob[StagedRows]):
     """Decodes rows and writes them to files; `quarantine`: None: undecodable rows are not written to it."""
@@ -158,11 +164,12 @@ class BronzeTask(DecodeJob):
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Read, decode and write the records of the tasks of these numbers."""
         decoder = BatchDecoder(self.plan)
+        computation = computation_of(self.plan)
         output = _Output(self)
         notes = ReadNotes()
         for task in numbers_of(batches):
             for batch in self.reading.batches(task, notes):
-                self._decode(batch, decoder, output)
+                self._decode(batch, decoder, computation, output)
         result = output.result
         if result.unknown:
             output.abort()
@@ -173,7 +180,7 @@ class BronzeTask(DecodeJob):
         result.examples = notes.examples
         return result
 
-    def _decode(self, batch: pa.RecordBatch, decoder: BatchDecoder, output: _Output) -> None:
+    def _decode(self, batch: pa.RecordBatch, decoder: BatchDecoder, computation: Computation | None, output: _Output) -> None:
         """Decode records and write them; of a type that the plan does not know, the driver plans again."""
         result = output.result
         if "file_path" in batch.schema.names:
@@ -192,7 +199,7 @@ class BronzeTask(DecodeJob):
             result.nulled.update(decoded.nulled)
             # Else the decoder continues only to find all unknown types.
             if not result.unknown:
-                output.write(part, decoded)
+                output.write(part, computation.applied(decoded, part, result) if computation is not None else decoded)
                 result.arrivals.update(count_arrivals(part.column("timestamp")))
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -346,6 +353,7 @@ class StoredTask(DecodeJob):
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Decode and write rows with bronze's own columns."""
         decoder = BatchDecoder(self.plan)
+        computation = computation_of(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
@@ -360,6 +368,8 @@ class StoredTask(DecodeJob):
                 result.nulled.update(decoded.nulled)
                 if result.unknown:
                     continue  # the driver plans again: continue only to find all of them
+                if computation is not None:
+                    decoded = computation.applied(decoded, batch, result)
                 if open_filter is not None:
                     undecodable = partial(_undecodable, batch, open_filter)
                     decoded = open_filter.stored(
