@@ -115,7 +115,8 @@ class _Parser:
             return "it is an aggregate over rows, and an expression has one record"
         if _CHANGING.fullmatch(name) or any(stability not in ("CONSISTENT", None) for _, stability, _ in known):
             return "its value is not the same each time, or not of the record"
-        if any(kind not in ("scalar", "macro") for kind, _, _ in known):
+        # Some have the name of a table function, too, which no expression can call.
+        if all(kind not in ("scalar", "macro") for kind, _, _ in known):
             return "it reads or makes tables"
         definitions = [definition for kind, _, definition in known if kind == "macro"]
         return next((why for definition in definitions if (why := self._refusal_in(definition))), None)
