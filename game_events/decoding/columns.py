@@ -163,6 +163,17 @@ def computed_types(definitions: Definitions | None) -> Mapping[str, pa.DataType]
     return {item.column: pa.timestamp("us", tz="UTC") if item.is_time else pa.string() for item in computed}
 
 
+#: What a column's name has behind that of its fields if another one has that: a kind, or numbers.
+_SUFFIX = re.compile(rf"__(?:(?:{'|'.join((*SUFFIXES, 'struct', 'array', 'map'))})(?:_\d+)*|\d+(?:_\d+)*)")
+
+
+def column_of(name: str, columns: Iterable[str]) -> str | None:
+    """The column of a field of this name, of any kind: `ts`, else `ts__bigint`; None: there is none."""
+    wanted = folded(name)
+    alike = [c for c in columns if folded(c).startswith(wanted) and (len(c) == len(name) or _SUFFIX.fullmatch(c, len(name)))]
+    return min(alike, key=len, default=None)
+
+
 def base_of(column: str) -> str:
     """Name of a column's fields: without the suffix of a kind."""
     return _kept(column, "").field

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.config.computed import Computed, Definitions, EntityNames, Expression, is_name
-from game_events.decoding.columns import TIMESTAMP_RANGE, ColumnMap, computed_types
+from game_events.decoding.columns import TIMESTAMP_RANGE, ColumnMap, column_of, computed_types
 from game_events.decoding.decoder import DecodedBatch, GoodRows
-from game_events.errors import folded
 from game_events.lakehouse.data.columns import MESSAGE_TYPE, OWN_COLUMNS
 from game_events.workers.results import StagedRows, distinct
 
@@ -236,13 +235,6 @@ class Computation:
 
             self._opened = connection()
         return self._opened
-
-
-def column_of(name: str, columns: Iterable[str]) -> str | None:
-    """The column of a field of this name, of any kind: `ts`, else `ts__bigint`; None: there is none."""
-    wanted = folded(name)
-    alike = [column for column in columns if folded(column) == wanted or folded(column).startswith(f"{wanted}__")]
-    return min(alike, key=len, default=None)
 
 
 def renamed(values: pa.ChunkedArray, names: EntityNames, result: StagedRows) -> pa.ChunkedArray:

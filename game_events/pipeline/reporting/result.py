@@ -388,6 +388,7 @@ class BronzeResult(LayerResult):
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         suppressed: records of erased people, which are in no table.
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
+        definitions: column -> how its values are computed (settings `entity`, `key`, `time`, `entity_names`, `entity_aliases`).
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -428,6 +429,9 @@ class BronzeResult(LayerResult):
         event=Event("nulled", Layer.BRONZE),
         asset=(Layer.BRONZE, "values_made_null", dict),
         printed="",
+    )
+    definitions: Mapping[str, str] = merged(
+        or_, dict, json=lambda made: dict(made) or None, asset=(Layer.BRONZE, "definitions", dict)
     )
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 
