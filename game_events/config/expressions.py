@@ -74,7 +74,8 @@ def parsed(text: str) -> Expression:
     parser = _Parser()
     answer = json.loads(parser.ask("SELECT json_serialize_sql(?)", f"{beginning}{text}\n)"))
     if answer["error"]:
-        raise ValueError(f"{text!r} is no SQL expression: {answer['error_message']}")
+        hint = f'; write a name that is a word of SQL in quotes: "{text}"' if text.isidentifier() else ""
+        raise ValueError(f"{text!r} is no SQL expression: {answer['error_message']}{hint}")
     wanted = _only_value(answer["statements"])
     if wanted is None:
         raise ValueError(f"{text!r} must be one expression of a record: a value, without FROM, WHERE, AS or a second value")
