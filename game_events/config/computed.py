@@ -78,19 +78,21 @@ class EntityNames:
     @cached_property
     def _ruled(self) -> Mapping[str, str]:
         """The aliases by their names as the rule has them."""
-        return {self.by_rule(name): game for name, game in self.aliases.items()}
+        return {self._changed(name): game for name, game in self.aliases.items()}
 
     def by_rule(self, name: str) -> str:
         """A name as the rule has it; one that is not legal afterwards either stays as it is."""
-        if self.rule == "keep" or is_name(name):
-            return name
-        lower = name.lower()
-        ruled = _NO_NAME.sub("_", lower) if self.rule == "replace" else lower
+        ruled = name if is_name(name) else self._changed(name)
         return ruled if is_name(ruled) else name
+
+    def _changed(self, name: str) -> str:
+        if self.rule == "keep":
+            return name
+        return _NO_NAME.sub("_", name.lower()) if self.rule == "replace" else name.lower()
 
     def alias(self, name: str) -> str | None:
         """The game that an alias gives a name, as it is or as the rule has it; None: no alias does."""
-        return self.aliases.get(name) or self._ruled.get(self.by_rule(name))
+        return self.aliases.get(name) or self._ruled.get(self._changed(name))
 
     def problem(self) -> str | None:
         """What is wrong with the aliases; None: nothing."""
@@ -100,7 +102,7 @@ class EntityNames:
                 return f"{game!r} is no legal name: {GAME_PATTERN}, and not {', '.join(RESERVED_GAMES)}"
             if self.aliases.get(game, game) != game:
                 return f"{name!r} is {game!r}, which is {self.aliases[game]!r}: an alias must name a game, not another alias"
-            other, its_game = games.setdefault(self.by_rule(name), (name, game))
+            other, its_game = games.setdefault(self._changed(name), (name, game))
             if its_game != game:
                 games_of = f"{its_game!r} and {game!r}"
                 return f"{other!r} and {name!r} are one name by ENTITY_NAMES={self.rule}, and have two games: {games_of}"

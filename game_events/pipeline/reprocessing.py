@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
-from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
+from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError, many
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
@@ -243,8 +243,8 @@ def _not_redefined(pipeline: Pipeline, staged: StagedRows) -> list[str]:
     if not rows:
         return []
     return [
-        f"{rows:,} rows of {pipeline.bronze.name} keep the game, player and time that they had, as they hold no raw value that "
-        "can be decoded: only a full refresh of bronze gives them what the settings define now"
+        f"{many(rows, 'row')} of {pipeline.bronze.name} keep the game, player and time of before: they hold no raw value that "
+        "can be decoded; only a full refresh of bronze gives them what the settings define now"
     ]
 
 

@@ -105,7 +105,7 @@ class Computation:
             columns = _with_column(columns, name, values)
         names = self._definitions.names
         entity = self._definitions.entity_column
-        if names is not None and entity in columns.column_names:
+        if names is not None and entity in columns.column_names and columns.schema.field(entity).type == pa.string():
             columns = _with_column(columns, entity, renamed(columns.column(entity), names, result))
         return good._replace(columns=columns)
 

@@ -60,15 +60,20 @@ def check_definitions(pipeline: Pipeline) -> tuple[bool, str]:
         raise ConfigurationError(f"{text}. But {error}") from None
     wrong = [*misfits_named(pipeline, trial.result.misfits), *unknown_names(pipeline, trial.columns)]
     entity = trial.values.get(definitions.entity_column, Counter())
-    unrouted = {name: rows for name, rows in entity.items() if not is_game(name)}
-    if 2 * sum(unrouted.values()) > trial.rows:
-        wrong.append(f"most of these rows are in no table of silver; after a change: `{REDECODE}`")
+    unrouted = Counter({name: rows for name, rows in entity.items() if not is_game(name)})
+    if 2 * unrouted.total() > trial.rows:
+        wrong.append(f"most of these rows are in no table of silver ({_most(unrouted)}); after a change: `{REDECODE}`")
     return not wrong, "; ".join([text, *wrong])
 
 
 def _shown(column: str, values: Counter[Any]) -> str:
-    most = [repr(value if value is None else str(value))[:VALUE_CHARS] for value, _ in values.most_common(SHOWN)]
-    return f"{column} {first_few(most, SHOWN, ', ')}{', ...' if len(values) > SHOWN else ''}"
+    return f"{column} {_most(values)}"
+
+
+def _most(values: Counter[Any]) -> str:
+    """The values that most rows have."""
+    most = [repr(value)[:VALUE_CHARS] for value, _ in values.most_common(SHOWN)]
+    return f"{first_few(most, SHOWN, ', ')}{', ...' if len(values) > SHOWN else ''}"
 
 
 def tried(pipeline: Pipeline, bronze: DeltaTable) -> Trial:

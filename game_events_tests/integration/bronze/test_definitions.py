@@ -13,6 +13,7 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
@@ -251,3 +252,35 @@ def test_an_expression_that_fits_no_message_type_is_refused_at_first_and_harms_o
     assert any("GAME_EVENTS_TIME does not fit the message type E" in notice for notice in report.notices)
     when = datetime(1970, 1, 1, 0, 0, 0, 1000, UTC)
     assert gold(good, "uno") == {"k": (3, when, when)}
+
+
+def test_a_full_refresh_of_bronze_makes_all_rows_by_the_definitions_of_now_and_silver_follows(make_settings, make_pipeline):
+    proto = 'syntax = "proto3"; message E { string game = 1; string who = 2; int64 at = 3; }'
+    common = {"key": "who", "time": 'timestamp_millis("at")', "allow_bronze_full_refresh": True}
+    settings = make_settings(entity="game", **common)
+    schema_id = register(settings, proto)
+    event = python_class(compiled(proto))
+    send_values(settings, [frame(schema_id, (0,), event(game=game, who="a", at=1)) for game in ("uno", "go", "uno")])
+    assert refresh(make_pipeline(settings)).success
+    renamed = make_settings(entity="game || '2'", **common)
+    pipeline = make_pipeline(renamed)
+    report = refresh(pipeline, RunReport(), selection_of(pipeline, full_refresh=["bronze"]))
+    assert report.success, report.errors
+    assert [count(renamed, f"silver_{game}_events") for game in ("uno2", "go2")] == [2, 1]
+    found = reconcile(make_pipeline(renamed))
+    assert found.passed, found.summary()
+    assert refresh(make_pipeline(renamed)).tables == []
+
+
+def test_rows_without_a_raw_value_keep_what_they_had_and_the_redecode_says_so(make_settings, make_pipeline):
+    plain = make_settings(keep_raw="failures")
+    proto = 'syntax = "proto3"; message E { string game_name = 1; string gamer_id = 2; }'
+    schema_id = register(plain, proto)
+    send_values(plain, [frame(schema_id, (0,), python_class(compiled(proto))(game_name="uno", gamer_id="a"))])
+    load_bronze(make_pipeline(plain), RunReport())
+    report = RunReport()
+    redecode(make_pipeline(make_settings(keep_raw="failures", key="'other'")), report)
+    assert any(
+        notice.startswith("1 row of bronze_events keep the game, player and time of before") for notice in report.notices
+    )
+    assert rows(plain, "bronze_events", "SELECT gamer_id FROM t") == [("a",)]
