@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -71,17 +72,23 @@ def connection(memory: str = "512MB") -> duckdb.DuckDBPyConnection:
 def parsed(text: str) -> Expression:
     """The expression in a text; ValueError says what is wrong with it."""
     beginning = "SELECT (\n"
-    parser = _Parser()
-    answer = json.loads(parser.ask("SELECT json_serialize_sql(?)", f"{beginning}{text}\n)"))
+    answer = _parse(f"{beginning}{text}\n)")
     if answer["error"]:
         hint = f'; write a name that is a word of SQL in quotes: "{text}"' if text.isidentifier() else ""
         raise ValueError(f"{text!r} is no SQL expression: {answer['error_message']}{hint}")
     wanted = _only_value(answer["statements"])
     if wanted is None:
         raise ValueError(f"{text!r} must be one expression of a record: a value, without FROM, WHERE, AS or a second value")
-    reading = _Reading(text, len(beginning), parser)
+    reading = _Reading(text, len(beginning))
     reading.visit(wanted)
     return Expression(text, reading.sql(), tuple(dict.fromkeys(reading.names)))
+
+
+def _parse(sql: str) -> dict[str, Any]:
+    """A statement as DuckDB parses it."""
+    with connection() as parser:
+        ((parts,),) = parser.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    return dict(json.loads(parts))
 
 
 def _only_value(statements: list[Any]) -> dict[str, Any] | None:
@@ -95,43 +102,45 @@ def _only_value(statements: list[Any]) -> dict[str, Any] | None:
     return None if node["from_table"]["type"] != "EMPTY" or is_row else dict(values[0])
 
 
-class _Parser:
-    """DuckDB, and what it knows of a function."""
+@cache
+def _functions() -> Mapping[str, Sequence[tuple[str, str | None, str | None]]]:
+    """Name of a function -> kind, stability and (of a macro) definition of each of that name."""
+    functions = defaultdict[str, list[tuple[str, str | None, str | None]]](list)
+    with connection() as parser:
+        query = "SELECT DISTINCT function_name, function_type, stability, macro_definition FROM duckdb_functions()"
+        for name, *of_name in parser.execute(query).fetchall():
+            functions[name].append(tuple(of_name))
+    return functions
 
-    def __init__(self) -> None:
-        self._connection = connection()
 
-    def ask(self, query: str, *values: str) -> str:
-        ((answer,),) = self._connection.execute(query, list(values)).fetchall()
-        return str(answer)
+@cache
+def _refusal(function: str) -> str | None:
+    """Why an expression may not call a function; None: it may."""
+    name = function.lower()
+    known = _functions().get(name, ())
+    if not known:
+        return "there is no such function"
+    if any(kind in ("aggregate", "window") for kind, _, _ in known):
+        return "it is an aggregate over rows, and an expression has one record"
+    if _CHANGING.fullmatch(name) or any(stability not in ("CONSISTENT", None) for _, stability, _ in known):
+        return "its value is not the same each time, or not of the record"
+    # Some have the name of a table function, too, which no expression can call.
+    if all(kind not in ("scalar", "macro") for kind, _, _ in known):
+        return "it reads or makes tables"
+    definitions = [definition for kind, _, definition in known if kind == "macro" and definition is not None]
+    return next((why for definition in definitions if (why := _refusal_in(definition))), None)
 
-    def refusal(self, function: str) -> str | None:
-        """Why an expression may not call a function; None: it may."""
-        name = function.lower()
-        query = "SELECT DISTINCT function_type, stability, macro_definition FROM duckdb_functions() WHERE function_name = ?"
-        known = self._connection.execute(query, [name]).fetchall()
-        if not known:
-            return "there is no such function"
-        if any(kind in ("aggregate", "window") for kind, _, _ in known):
-            return "it is an aggregate over rows, and an expression has one record"
-        if _CHANGING.fullmatch(name) or any(stability not in ("CONSISTENT", None) for _, stability, _ in known):
-            return "its value is not the same each time, or not of the record"
-        # Some have the name of a table function, too, which no expression can call.
-        if all(kind not in ("scalar", "macro") for kind, _, _ in known):
-            return "it reads or makes tables"
-        definitions = [definition for kind, _, definition in known if kind == "macro"]
-        return next((why for definition in definitions if (why := self._refusal_in(definition))), None)
 
-    def _refusal_in(self, macro: str) -> str | None:
-        answer = json.loads(self.ask("SELECT json_serialize_sql(?)", f"SELECT ({macro})"))
-        for part in _nodes(answer.get("statements", [])):
-            if part.get("class") in _REFUSED_CLASSES:
-                return f"it holds {_REFUSED_CLASSES[part['class']]}"
-            called = part.get("function_name")
-            why = self.refusal(called) if called else None
-            if why is not None:
-                return why
-        return None
+def _refusal_in(macro: str) -> str | None:
+    """Why an expression may not hold what a macro is made of; None: it may."""
+    for part in _nodes(_parse(f"SELECT ({macro})")):
+        if part.get("class") in _REFUSED_CLASSES:
+            return f"it holds {_REFUSED_CLASSES[part['class']]}"
+        called = part.get("function_name")
+        why = _refusal(called) if called else None
+        if why is not None:
+            return why
+    return None
 
 
 def _nodes(part: object) -> Iterator[Mapping[str, Any]]:
@@ -145,12 +154,11 @@ def _nodes(part: object) -> Iterator[Mapping[str, Any]]:
 class _Reading:
     """Reads a parsed expression: what it may not hold, its names, and where `header` is called."""
 
-    def __init__(self, text: str, offset: int, parser: _Parser) -> None:
+    def __init__(self, text: str, offset: int) -> None:
         self.names: list[tuple[str, ...]] = []
         self._text = text
         self._bytes = text.encode()
         self._offset = offset
-        self._parser = parser
         self._calls: list[int] = []
 
     def visit(self, part: object, bound: frozenset[str] = frozenset()) -> None:
@@ -189,7 +197,7 @@ class _Reading:
         if name.lower() == "header" and not part["schema"]:
             self._header(part)
             return
-        why = "it is of another schema" if part["schema"] or part["catalog"] else self._parser.refusal(name)
+        why = "it is of another schema" if part["schema"] or part["catalog"] else _refusal(name)
         if name.lower() == "age" and len(part["arguments"]) == 1:
             why = "its value depends on the clock"
         if why is not None:
