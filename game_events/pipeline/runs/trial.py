@@ -108,7 +108,8 @@ def _newest_rows(pipeline: Pipeline, bronze: DeltaTable) -> pa.RecordBatch:
     paths = [unquote(file.path) for file in files]
     parts = list(islice(read_parts(pipeline.bronze, OWN_COLUMNS, paths, batch_rows=TRIED_ROWS), 1))
     rows = pa.concat_tables([OWN_COLUMNS.empty_table(), *parts])
-    return rows.filter(pc.is_valid(rows.column("_raw_value"))).combine_chunks().to_batches(TRIED_ROWS)[0]
+    with_value = rows.filter(pc.is_valid(rows.column("_raw_value"))).combine_chunks().to_batches(TRIED_ROWS)
+    return next(iter(with_value), pa.RecordBatch.from_pylist([], schema=OWN_COLUMNS))
 
 
 def _types(rows: pa.RecordBatch) -> set[TypeKey]:
