@@ -20,10 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from game_events.errors import folded
 from game_events.extending import PLAYER_AGG, Measure, count, max_of, min_of, problem_with_columns, sum_of
 
-#: Valid names of games: part of table names, never normalised.
-GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
-#: `gold_unified_player_agg` would otherwise be a game's table.
-RESERVED_GAMES = ("unified",)
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
 _NOUN = r"^[a-z][a-z0-9_]{0,99}$"
 PROGRESS = "progress"

@@ -28,10 +28,10 @@ from pydantic_settings import (
 )
 from yaml import YAMLError
 
+from game_events.config.definitions import DefinitionSettings
 from game_events.config.pipeline_settings import (
     ENV_PREFIX,
     DiscoverySettings,
-    DomainSettings,
     LimitSettings,
     RunSettings,
     SettingsGroup,
@@ -136,7 +136,7 @@ class Settings(
     RegistryLoginSettings,
     TableSettings,
     StorageSettings,
-    DomainSettings,
+    DefinitionSettings,
     SparkSettings,
     RunSettings,
     DiscoverySettings,

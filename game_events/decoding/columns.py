@@ -22,6 +22,7 @@ import pyarrow as pa
 from game_events.errors import folded
 
 if TYPE_CHECKING:  # its libraries would be imported by the compiler's child and by workers
+    from game_events.config.computed import Definitions
     from game_events.config.settings import Settings
 
 #: uint64 as Spark and Delta can hold it.
@@ -156,6 +157,23 @@ def kept_columns(settings: Settings) -> Mapping[str, Kept]:
     return {folded(kept.column): kept for kept in (time, entity, key)}
 
 
+def computed_types(definitions: Definitions | None) -> Mapping[str, pa.DataType]:
+    """Types of the columns that the settings compute."""
+    computed = definitions.computed if definitions is not None else ()
+    return {item.column: pa.timestamp("us", tz="UTC") if item.is_time else pa.string() for item in computed}
+
+
+#: What a column's name has behind that of its fields if another one has that: a kind, or numbers.
+_SUFFIX = re.compile(rf"__(?:(?:{'|'.join((*SUFFIXES, 'struct', 'array', 'map'))})(?:_\d+)*|\d+(?:_\d+)*)")
+
+
+def column_of(name: str, columns: Iterable[str]) -> str | None:
+    """The column of a field of this name, of any kind: `ts`, else `ts__bigint`; None: there is none."""
+    wanted = folded(name)
+    alike = [c for c in columns if folded(c).startswith(wanted) and (len(c) == len(name) or _SUFFIX.fullmatch(c, len(name)))]
+    return min(alike, key=len, default=None)
+
+
 def base_of(column: str) -> str:
     """Name of a column's fields: without the suffix of a kind."""
     return _kept(column, "").field
@@ -280,6 +298,10 @@ class ColumnMap:
             columns[column] = level.type_of(column, item, kind) if known is None else merge_types(known, kind)
             level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
+
+    def with_columns(self, columns: Mapping[str, pa.DataType]) -> ColumnMap:
+        """This map with columns that no field needs to have: their values are computed."""
+        return replace(self, columns={**columns, **self.columns}) if columns.keys() - self.columns.keys() else self
 
     def _still_kept(self) -> dict[str, Kept]:
         """Reserved columns, except those that another kind has taken before they were reserved."""

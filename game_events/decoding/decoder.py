@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.config.computed import Definitions
 from game_events.decoding import compiler_child
 from game_events.decoding import frame as frames
 from game_events.decoding.avro_decoder import AvroDecoder
@@ -58,6 +59,7 @@ class DecodePlan:
         values: what becomes of single bad values.
         named: names of types that their schema does not give, or that have no schema.
         topics: rules for topics without frames; None: there are none.
+        definitions: how game, player and time of a decoded row are computed; None: they are decoded fields.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class DecodePlan:
     values: ValueRules = field(default_factory=ValueRules)
     named: Mapping[TypeKey, str] = field(default_factory=dict)
     topics: TopicPlan | None = None
+    definitions: Definitions | None = None
 
     def name_of(self, key: TypeKey) -> str | None:
         """Full name of a message type; None: it is not known."""

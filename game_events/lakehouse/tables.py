@@ -24,7 +24,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.names import FORMER_OWN, GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
+from game_events.config.computed import RESERVED_GAMES, is_name
+from game_events.config.names import FORMER_OWN, OWN, PROGRESS, Names
 from game_events.config.settings import Settings
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
@@ -221,7 +222,7 @@ def has_persons(handle: DeltaTable, person: str | None) -> bool:
 
 def is_game(name: object) -> bool:
     """Whether a name may become a game."""
-    return isinstance(name, str) and name not in RESERVED_GAMES and re.fullmatch(GAME_PATTERN[1:-1], name) is not None
+    return isinstance(name, str) and is_name(name)
 
 
 @dataclass(frozen=True)

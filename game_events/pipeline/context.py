@@ -12,6 +12,8 @@ from functools import cached_property
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from game_events.config.computed import Definitions
+from game_events.config.definitions import definitions_of
 from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
@@ -140,9 +142,16 @@ class Pipeline:
         kept = kept_columns(settings)
         values = ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
-        catalog = SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)
+        types = settings.message_types
+        how = self.definitions
+        catalog = SchemaCatalog(known, self.lakehouse, types, kept=kept, values=values, definitions=how, **limits)
         catalog.use_rules(TopicRules.of_settings(settings))
         return catalog
+
+    @cached_property
+    def definitions(self) -> Definitions | None:
+        """How game, player and time of a record are computed; None: they are decoded fields."""
+        return definitions_of(self.settings)
 
     @cached_property
     def extensions(self) -> Extensions:

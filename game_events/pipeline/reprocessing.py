@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
-from game_events.errors import ConflictError, DataError, TransientError
+from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError, many
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
@@ -49,6 +49,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of, paths, table_id
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch, run_decode_job
 from game_events.pipeline.context import Pipeline, erase_rejected, record_filter
+from game_events.pipeline.definitions import is_first, refuse_misfits, refuse_other_types, refuse_others, report_definitions
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
 from game_events.pipeline.quarantine import complete_quarantine, intact_tables, is_finished, is_noted, quarantine_rows
 from game_events.pipeline.replay_selection import ReplaySelection
@@ -94,6 +95,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     if not (is_finished(bronze, quarantine) and is_noted(bronze, quarantine)):
         raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh or replay is not finished yet")
     pipeline.quarantine.writable(quarantine, replaced=True)  # its rows are marked after bronze's commit
+    refuse_others(pipeline, bronze)
     batch = counter(bronze, Txn.BATCH) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
@@ -109,6 +111,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     landed = commit(plan)
     failpoints.reach("replay_committed")
     report.add(BronzeResult(nulled=staged.nulled, rescued=staged.rescued))
+    report_definitions(pipeline, report, bronze, staged)
     report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
     complete_quarantine(pipeline, report)
     failpoints.reach("replay_noted")
@@ -191,9 +194,16 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     if handle is None or not row_count(handle):
         return Redecoded()
     pipeline.bronze.writable(handle, replaced=True)
+    refuse_other_types(pipeline, handle)
+    is_redefined = is_first(pipeline, handle)
     before = names_of(handle)
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage_redecoded(pipeline, handle)
+    try:
+        refuse_misfits(pipeline, handle, staged)
+    except ConfigurationError:
+        discard(pipeline.bronze, staged.bronze)
+        raise
     failpoints.reach("redecode_staged")
     info = {"redecode": "all decoded columns rebuilt from raw values"}
     if staged.suppressed:
@@ -218,10 +228,24 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         raise ConflictError(f"{error}. {advice}") from None
     failpoints.reach("redecode_committed")
     report.add(BronzeResult(nulled=staged.nulled, rescued=staged.rescued))
+    report_definitions(pipeline, report, handle, staged)
+    if is_redefined:
+        report.warn(*_not_redefined(pipeline, staged))
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, plan.schema, batch, known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     new_columns = [name for name in plan.schema.names if name not in before]
     return Redecoded(landed.rows, _kept(staged), new_columns, pipeline.catalog.other_types(staged.undecoded))
+
+
+def _not_redefined(pipeline: Pipeline, staged: StagedRows) -> list[str]:
+    """A warning about rows that have the game, player and time of earlier definitions."""
+    rows = sum(_kept(staged).values())
+    if not rows:
+        return []
+    return [
+        f"{many(rows, 'row')} of {pipeline.bronze.name} keep the game, player and time of before: they hold no raw value that "
+        "can be decoded; only a full refresh of bronze gives them what the settings define now"
+    ]
 
 
 def _kept(staged: StagedRows) -> Counter[str]:

@@ -33,6 +33,7 @@ from game_events.lakehouse.data.columns import (
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
+from game_events.workers.computed import Computation
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.records import RecordDecoder
@@ -112,6 +113,11 @@ def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:
     return rows[~refused]
 
 
+def computation_of(plan: DecodePlan) -> Computation | None:
+    """What computes columns of the plan's decoded rows; None: all columns are as they were decoded."""
+    return Computation(plan.definitions, plan.columns) if plan.definitions is not None else None
+
+
 @dataclass(frozen=True)
 class DecodeJob(WorkerJob[StagedRows]):
     """Decodes rows and writes them to files; `quarantine`: None: undecodable rows are not written to it."""
@@ -161,11 +167,12 @@ class BronzeTask(DecodeJob):
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Read, decode and write the records of the tasks of these numbers."""
         decoder = RecordDecoder(self.plan)
+        computation = computation_of(self.plan)
         output = _Output(self)
         notes = ReadNotes()
         for task in numbers_of(batches):
             for batch in self.reading.batches(task, notes):
-                self._decode(batch, decoder, output)
+                self._decode(batch, decoder, computation, output)
         result = output.result
         if not result.is_planned:
             output.abort()
@@ -176,7 +183,7 @@ class BronzeTask(DecodeJob):
         result.examples = notes.examples
         return result
 
-    def _decode(self, batch: pa.RecordBatch, decoder: RecordDecoder, output: _Output) -> None:
+    def _decode(self, batch: pa.RecordBatch, decoder: RecordDecoder, computation: Computation | None, output: _Output) -> None:
         """Decode records and write them; of a type that the plan does not know, the driver plans again."""
         result = output.result
         if "file_path" in batch.schema.names:
@@ -193,7 +200,7 @@ class BronzeTask(DecodeJob):
             result.note(decoded)
             # Else the decoder continues only to find all that is unknown.
             if result.is_planned:
-                output.write(part, decoded)
+                output.write(part, computation.applied(decoded, part, result) if computation is not None else decoded)
                 result.arrivals.update(count_arrivals(part.column("timestamp")))
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -347,6 +354,7 @@ class StoredTask(DecodeJob):
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Decode and write rows with bronze's own columns."""
         decoder = RecordDecoder(self.plan)
+        computation = computation_of(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
@@ -359,6 +367,8 @@ class StoredTask(DecodeJob):
                 result.note(decoded)
                 if not result.is_planned:
                     continue  # the driver plans again: continue only to find all of them
+                if computation is not None:
+                    decoded = computation.applied(decoded, batch, result)
                 if open_filter is not None:
                     undecodable = partial(_undecodable, batch, open_filter)
                     decoded = open_filter.stored(

@@ -264,6 +264,9 @@ class StagedRows(Summed):
         rescued: topic without a schema -> rows with values that do not fit their columns.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
         silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
+        fitted: computed columns of which an expression fitted some message type.
+        misfits: computed column -> message type -> why its expression does not fit.
+        named: game -> names that the rule for names made this game, not an alias.
     """
 
     bronze: list[StagedFile] = merged(extend, list)
@@ -284,6 +287,9 @@ class StagedRows(Summed):
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
     silver: FanOutResult = merged(merge, FanOutResult)
+    fitted: set[str] = merged(or_, set)
+    misfits: dict[str, dict[str, str]] = merged(by_key(or_), dict)
+    named: dict[str, list[str]] = merged(by_key(distinct), dict)
 
     @property
     def is_planned(self) -> bool:

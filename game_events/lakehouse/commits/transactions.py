@@ -66,6 +66,9 @@ class Txn(StrEnum):
     FULL_REFRESH = "full_refresh"
     #: Bronze: how often it was redecoded; a redecode compares it.
     REDECODE = "redecode"
+    #: Bronze; by `entity`, `key`, `time`: number of the definition that the column's values were made by, 0: the decoded field.
+    #: Under another definition nothing is added to bronze; a redecode sets it.
+    DEFINITION = "definition"
 
     # Quarantine beside bronze and silver.
     #: Quarantine: commits of micro-batches and of bronze's full refreshes; each compares it.

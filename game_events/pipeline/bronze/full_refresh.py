@@ -29,6 +29,7 @@ from game_events.lakehouse.tables import Layer, Table, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch, stage_micro_batch
 from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.definitions import refuse_misfits, refuse_other_types, refuse_others, report_definitions
 from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info
 from game_events.pipeline.quarantine import ResetList, complete_quarantine, forget, is_finished, is_noted, keep, sweep
 from game_events.pipeline.reporting.report import RunReport
@@ -150,6 +151,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         pipeline.quarantine.writable(quarantine, replaced=True)
         if not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
             raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
+    refuse_other_types(pipeline, bronze)
     work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))
     try:
         work.stage()
@@ -218,9 +220,11 @@ class _FullRefresh:
             self.staged.add(staged)
             self.columns = pipeline.catalog.message_columns(self.columns, staged.types)
             self.end |= part.end
+        refuse_misfits(pipeline, self.bronze, self.staged)
         self.expired = count_expired(pipeline, now, self.staged.origins)
         if self.expired.bronze.staying:
             refuse_restored(pipeline.bronze, self.bronze, "name all topics that bronze was read from in the settings")
+            refuse_others(pipeline, self.bronze)
             self._keep_others()
         listed = ResetList(self.batch, self.end, self.staged.quarantine, frozenset(self.staged.origins))
         keep(pipeline.quarantine, self.ticket, listed)
@@ -276,6 +280,7 @@ class _FullRefresh:
         expired = self.expired
         report.add_rejected(self.staged.reasons)
         report.warn(*incomplete_records(self.staged))
+        report_definitions(pipeline, report, self.bronze, self.staged)
         gone_rows = expired.bronze.gone + expired.quarantine.gone
         report.add(BronzeResult(suppressed=self.staged.suppressed, expired=gone_rows))
         report.add(BronzeResult(nulled=self.staged.nulled, rescued=self.staged.rescued))

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
-from game_events.errors import ConflictError, GameEventsError, first_few
+from game_events.errors import ConfigurationError, ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit, without_rows
 from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
@@ -60,6 +60,7 @@ from game_events.pipeline.bronze.offsets import (
     went_meanwhile,
 )
 from game_events.pipeline.context import Pipeline, record_filter
+from game_events.pipeline.definitions import marks_to_set, refuse_misfits, refuse_others, report_definitions
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity, next_offsets
 from game_events.pipeline.quarantine import complete_full_refresh, intact_tables
@@ -130,8 +131,11 @@ def load_bronze(
 
 def _prepare(pipeline: Pipeline, target: SourceSnapshot, report: RunReport) -> None:
     """Make bronze unless it is there, finish a full refresh, and ask for the schemas' ids of the source."""
-    if intact_tables(pipeline, report) is None:
+    tables = intact_tables(pipeline, report)
+    if tables is None:
         _create(pipeline, target, report)
+    else:
+        refuse_others(pipeline, tables[0])
     # Not the marks of a replay: new records need not wait for them.
     complete_full_refresh(pipeline, report)
     for subject in pipeline.source.subjects(target.latest):
@@ -142,6 +146,7 @@ def _tables_still_there(pipeline: Pipeline, report: RunReport) -> Tables:
     tables = intact_tables(pipeline, report)
     if tables is None:
         raise ConflictError(f"{pipeline.bronze.name} was removed while the run was at work")
+    refuse_others(pipeline, tables[0])
     return tables
 
 
@@ -197,6 +202,7 @@ def _commit_micro_batch(
     pipeline.on_progress(f"bronze: {part.records:,} {pipeline.source.things}, {sum(part.lag.values()):,} left")
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided, one_pass)
+    _refuse_misfits(pipeline, bronze, staged)
     failpoints.reach("bronze_staged")
     archive_schemas(pipeline, report, staged)
     failpoints.reach("schemas_archived")
@@ -217,8 +223,18 @@ def _commit_micro_batch(
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled, rescued=staged.rescued))
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
     report.warn(*incomplete_records(staged))
+    report_definitions(pipeline, report, bronze, staged)
     report.add_rejected(staged.reasons)
     report.arrived(staged.arrivals)
+
+
+def _refuse_misfits(pipeline: Pipeline, bronze: DeltaTable, staged: StagedRows) -> None:
+    """As `refuse_misfits`, without leaving files."""
+    try:
+        refuse_misfits(pipeline, bronze, staged)
+    except ConfigurationError:
+        staged.discard(pipeline.bronze, pipeline.quarantine)
+        raise
 
 
 def _planned(
@@ -266,6 +282,7 @@ def commit_of(
 ) -> Commit:
     """The commit of rows planned from a version of bronze; `columns`: None: its own and those of types that occurred."""
     columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
+    advance = {**advance, **marks_to_set(pipeline, bronze)}
     return Commit(
         pipeline.bronze,
         pipeline.catalog.documented(bronze_schema(columns), columns, staged.types),

@@ -389,6 +389,7 @@ class BronzeResult(LayerResult):
         suppressed: records of erased people, which are in no table.
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
         rescued: topic without a schema -> rows with values that do not fit their columns, and are in `_rescued` (`decoding`).
+        definitions: column -> how its values are computed (settings `entity`, `key`, `time`, `entity_names`, `entity_aliases`).
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -437,6 +438,9 @@ class BronzeResult(LayerResult):
         event=Event("rescued", Layer.BRONZE),
         asset=(Layer.BRONZE, "rows_with_rescued_values", dict),
         printed="",
+    )
+    definitions: Mapping[str, str] = merged(
+        or_, dict, json=lambda made: dict(made) or None, asset=(Layer.BRONZE, "definitions", dict)
     )
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 

@@ -46,6 +46,7 @@ from game_events.pipeline.maintenance import outdated_tables
 from game_events.pipeline.quality import problems, refuse
 from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
+from game_events.pipeline.runs.trial import check_definitions
 from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.named import NamedSchemas
@@ -505,7 +506,14 @@ def check_gold_columns(pipeline: Pipeline) -> str:
 def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
     """Checks of the SQL in the settings; Spark starts only if there is any."""
     checks: dict[str, Callable[[], str]] = {"rules": partial(check_rules, pipeline)}
+    checks |= {"definitions": partial(_definitions, pipeline)} if pipeline.definitions is not None else {}
     return checks | ({"gold columns": partial(check_gold_columns, pipeline)} if pipeline.settings.gold_columns else {})
+
+
+def _definitions(pipeline: Pipeline) -> str:
+    """What `check_definitions` says; raises as it does."""
+    is_well, text = check_definitions(pipeline)
+    return text if is_well else Hint(text)
 
 
 def _silver_columns(pipeline: Pipeline) -> StructType | None:

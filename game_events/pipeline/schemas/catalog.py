@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.decoding.columns import ColumnMap, Field, Kept, ValueRules, field_key
+from game_events.config.computed import Definitions
+from game_events.decoding.columns import ColumnMap, Field, Kept, ValueRules, computed_types, field_key
 from game_events.decoding.comments import NO_COMMENTS, Comments, clean, read_comments
 from game_events.decoding.decoder import (
     DecodePlan,
@@ -117,7 +118,7 @@ class SchemaCatalog:
     not archived yet. Ids that are unknown expire after `UNKNOWN_S`, as do those with another meaning.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         registry: SchemaLookup,
         lakehouse: Lakehouse,
@@ -125,13 +126,15 @@ class SchemaCatalog:
         *,
         kept: Mapping[str, Kept] | None = None,
         values: ValueRules | None = None,
+        definitions: Definitions | None = None,
         max_columns: int = 10_000,
         max_unknown_ids: int = 1_000,
     ) -> None:
         """Read the archive's ids; the registry is asked later, id by id.
 
         `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name.
-        `values`: what becomes of single values. A type that would make more than `max_columns` is not decoded. After
+        `values`: what becomes of single values. `definitions`: how some columns are computed.
+        A type that would make more than `max_columns` is not decoded. After
         `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         self._registry = registry
@@ -143,6 +146,8 @@ class SchemaCatalog:
         self._values = values or ValueRules()
         self._selected = frozenset(selected)
         self._kept = kept or {}
+        self._definitions = definitions
+        self._computed = computed_types(definitions)
         self._max_columns = max_columns
         self.max_unknown_ids = max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}
@@ -444,7 +449,17 @@ class SchemaCatalog:
         limit = self.max_unknown_ids
         topics = self._named.plan(rest, limit) if self._named is not None else None
         return DecodePlan(
-            schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values, named, topics
+            schemas,
+            frozenset(types),
+            rejected,
+            columns,
+            frozenset(undecoded),
+            rest,
+            limit,
+            self._values,
+            named,
+            topics,
+            self._definitions,
         )
 
     def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:
@@ -470,7 +485,7 @@ class SchemaCatalog:
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:
         """The columns with those of a type; DataError: it has no decoder, or bronze cannot take its records."""
         decoder = self._decoder(compiled, key)
-        grown = columns.with_message(decoder.message, decoder.fields)
+        grown = columns.with_columns(self._computed).with_message(decoder.message, decoder.fields)
         if columns.width < grown.width > self._max_columns:
             raise DataError(
                 f"schema id {key[0]}: {grown.width - columns.width:,} new columns beside the {columns.width:,} that there are "

@@ -27,6 +27,7 @@ from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.definitions import made_by, refuse_others
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.quarantine import intact_tables
@@ -317,6 +318,7 @@ def refresh_silver(
         handle, _ = intact_tables(pipeline, report) or (None, None)
         if handle is None or not has_decoded_columns(handle):
             return {}  # there is no record of a selected message type yet
+        refuse_others(pipeline, handle)
         source = SilverInput.of(pipeline, handle)
         state = pipeline.progress.read(source.bronze.key)
         for game, why in not_replaced.items():
@@ -470,25 +472,29 @@ def _refuse_another_column(run: SilverRun) -> None:
 
     A full refresh of all tables notes it before any commit: until its end, tables are of either column.
     """
-    made_by = _columns_of(run.state)
-    now = run.pipeline.settings.entity_column
-    if made_by <= {now}:
+    held = _columns_of(run.state)
+    now = made_by(run.pipeline)
+    if held <= {now}:
         return
     if not run.full or run.games is not None:
-        columns = " and ".join(map(repr, sorted(made_by)))
+        column = run.pipeline.settings.entity_column
+        columns = sorted({definition.partition("=")[0] for definition in held})
+        what = f"GAME_EVENTS_ENTITY_COLUMN is {column!r}, and silver's tables were made by {' and '.join(map(repr, columns))}"
+        if columns == [column]:
+            what = f"silver's tables were made before {run.pipeline.bronze.name} got other games, players or times"
         raise ConfigurationError(
-            f"GAME_EVENTS_ENTITY_COLUMN is {now!r}, and silver's tables were made by {columns}: nothing was added. Make all "
-            "of them again with `game-events run --full-refresh silver`" + (", or set it back" if len(made_by) == 1 else "")
+            f"{what}: nothing was added. Make all of them again with `game-events run --full-refresh silver`"
+            + (", or set it back" if len(held) == 1 else "")
         )
-    run.pipeline.progress.update(run.source.bronze.key, lambda state: _made_by(state, {*_columns_of(state), now}))
+    run.pipeline.progress.update(run.source.bronze.key, lambda state: _noted_as_made_by(state, {*_columns_of(state), now}))
 
 
 def _columns_of(state: Progress) -> set[str]:
-    """The entity columns by which silver's tables were made (none has a slash); none: not known."""
+    """The entity columns by which silver's tables were made, as `made_by` has them; none: not known."""
     return set(filter(None, state.marks.get(Layer.SILVER, Mark()).definition.split("/")))
 
 
-def _made_by(state: Progress, columns: Collection[str]) -> Progress:
+def _noted_as_made_by(state: Progress, columns: Collection[str]) -> Progress:
     return replace(state, marks=state.marks | {Layer.SILVER: Mark("/".join(sorted(columns)))})
 
 
@@ -536,12 +542,12 @@ def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, mo
     `failed`: games that may still have rows by another column, if they have a table.
     """
     known = _columns_of(state)
-    now = run.pipeline.settings.entity_column
+    now = made_by(run.pipeline)
     if known <= {now}:
-        return _made_by(state, {now}) if moved or known else state
+        return _noted_as_made_by(state, {now}) if moved or known else state
     tables = run.pipeline.lakehouse.silver
     # Batches that a run with another column has added meanwhile are missing, too.
     if not run.full or state.floor(Layer.SILVER) > run.source.batch or any(tables(game).exists() for game in failed):
-        return _made_by(state, {*known, now})
+        return _noted_as_made_by(state, {*known, now})
     # Names that there was no room for have rows below the low watermark, too.
-    return _made_by(replace(state, left_out=LeftOut(1, run.source.batch), counted=CountedRows()), {now})
+    return _noted_as_made_by(replace(state, left_out=LeftOut(1, run.source.batch), counted=CountedRows()), {now})

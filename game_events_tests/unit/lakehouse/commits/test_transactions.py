@@ -36,6 +36,7 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "REPLAY": "replay",
         "FULL_REFRESH": "full_refresh",
         "REDECODE": "redecode",
+        "DEFINITION": "definition",
         "MICRO_BATCHES": "micro_batches",
         "QUARANTINE_BEGUN": "quarantine_begun",
         "QUARANTINE_DONE": "quarantine_done",
