@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -242,7 +241,7 @@ def ensure_topic(
     options = client_options(settings, {})
     memory = CauseMemory.of(options)
     admin = new_client(connect, options | {"error_cb": memory})
-    if topic in topics_of(admin, memory, CONNECT_TIMEOUT_S):
+    if topic in _topics(admin, memory):
         return
     try:
         new = NewTopic(topic, partitions, BROKERS_DEFAULT)
@@ -252,28 +251,16 @@ def ensure_topic(
             raise memory.explain(f"creating topic {topic!r}", error.args[0]) from error
 
 
-def topics_of(admin: AdminClient, memory: CauseMemory, timeout_s: float) -> set[str]:
+def _topics(admin: AdminClient, memory: CauseMemory) -> set[str]:
     """Names of all topics; fails at once when the client is refused."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         try:
-            return set(admin.list_topics(timeout=min(LOOK_S, timeout_s)).topics)
+            return set(admin.list_topics(timeout=LOOK_S).topics)
         except KafkaException as error:
             admin.poll(0)
             if memory.refused or time.monotonic() > deadline:
                 raise memory.explain("listing topics", error.args[0]) from error
-
-
-def result_of(future: Future[T], admin: AdminClient, memory: CauseMemory, timeout_s: float) -> T:
-    """The result of a request of an admin's client; TimeoutError after so many seconds, and at once when it is refused."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return future.result(timeout=min(LOOK_S, timeout_s))
-        except TimeoutError:
-            admin.poll(0)  # delivers the errors that the client has received
-            if memory.refused or time.monotonic() > deadline:
-                raise
 
 
 def _text(error: KafkaError | None) -> str:

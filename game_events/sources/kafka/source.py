@@ -6,7 +6,7 @@ Guarantee: a micro-batch is exactly the records with ``start <= offset < end`` o
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
@@ -44,8 +44,6 @@ from game_events.sources.kafka.client import (
     client_options,
     new_client,
     refuse_managed,
-    result_of,
-    topics_of,
     with_file_contents,
 )
 from game_events.sources.kafka.reader import DEFAULTS, PARTITIONS_AT_ONCE, REQUIRED, SILENCE_S, KafkaReading, planned_ranges
@@ -69,6 +67,8 @@ _COORDINATOR_STARTS = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
 )
+#: Errors of a request that was not answered in time: also of one that waits for a connection, whatever keeps it.
+_NO_ANSWER = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 #: Seconds between two attempts meanwhile.
 COORDINATOR_PAUSE_S = 0.1
 #: Offsets read before the one whose epoch is asked for: the last ones may be transaction markers, which clients do not receive.
@@ -119,7 +119,7 @@ class KafkaAdmin:
 
     def topics_matching(self, pattern: str) -> list[str]:
         """Sorted names of the topics that match as a whole, without Kafka's own; raises as `describe`."""
-        topics: set[str] = self._ask(lambda admin: topics_of(admin, self._memory, self.timeout_s))
+        topics = self._ask(lambda admin, seconds: admin.list_topics(timeout=seconds).topics)
         return sorted(n for n in topics if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
 
     def describe(self, topics: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
@@ -132,7 +132,7 @@ class KafkaAdmin:
         names = list(topics)
         if not names:
             return {}
-        described = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_s))
+        described = self._answers(lambda admin, seconds: admin.describe_topics(TopicCollection(names), request_timeout=seconds))
         missing = [name for name in names if name not in described]
         if missing and not missing_ok:
             raise self._unknown(missing)
@@ -219,10 +219,10 @@ class KafkaAdmin:
             reraise=True,
         )
 
-        def commit(admin: AdminClient) -> dict[Any, Any]:
-            return self._settled(admin, admin.alter_consumer_group_offsets(asked, request_timeout=self.timeout_s))
+        def commit(admin: AdminClient, seconds: float) -> dict[Any, Any]:
+            return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=seconds), 2 * seconds)
 
-        answers = self._ask(lambda admin: attempts(commit, admin))
+        answers = self._ask(lambda admin, seconds: attempts(commit, admin, seconds))
         refused = [p.error for answer in answers.values() for p in answer.topic_partitions if p.error is not None]
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
@@ -232,8 +232,8 @@ class KafkaAdmin:
         if not partitions:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in partitions), spec)
-        limits = {"isolation_level": IsolationLevel.READ_COMMITTED, "request_timeout": self.timeout_s}
-        listed = self._answers(lambda admin: admin.list_offsets(asked, **limits))
+        level = IsolationLevel.READ_COMMITTED
+        listed = self._answers(lambda admin, seconds: admin.list_offsets(asked, isolation_level=level, request_timeout=seconds))
         answers = {(key.topic, key.partition): result for key, result in listed.items()}
         missing = sorted({topic for topic, number in partitions if (topic, number) not in answers})
         if missing:
@@ -250,39 +250,72 @@ class KafkaAdmin:
             )
         return ConfigurationError(f"Kafka {self.servers} has no topic {named}: create it, or set GAME_EVENTS_KAFKA_TOPIC")
 
-    def _answers(self, ask: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> dict[Any, Any]:
+    def _answers(self, ask: Callable[[AdminClient, float], Mapping[Any, Future[Any]]]) -> dict[Any, Any]:
         """The answers to one request, without those for unknown topics and partitions."""
-        answers: dict[Any, Any] = self._ask(lambda admin: self._settled(admin, ask(admin)))
-        return answers
+        return self._ask(lambda admin, seconds: _settled(ask(admin, seconds), 2 * seconds))
 
-    def _settled(self, admin: AdminClient, asked: Mapping[Any, Future[Any]]) -> dict[Any, Any]:
-        results = {}
-        for key, future in asked.items():
-            try:
-                results[key] = result_of(future, admin, self._memory, 2 * self.timeout_s)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise
-        return results
-
-    def _ask(self, ask: Callable[[AdminClient], Any]) -> Any:  # noqa: ANN401 - what is asked for
+    def _ask(self, ask: Callable[[AdminClient, float], Any]) -> dict[Any, Any]:
+        """The answer to one request, which gets the client and the seconds that it may take."""
         admin = self._admin
+        tries = [self.timeout_s]
         if admin is None:
             options = client_options(self._settings, {})
             self._memory = CauseMemory.of(options)
             admin = new_client(self._connect, options | {"error_cb": self._memory})
+            tries = _first_tries(self.timeout_s)
         self._admin = None  # not used again after a failure
         what = f"reading topic {KafkaSource.name(self._settings)}"
         try:
-            answers = ask(admin)
+            answers = self._first_answer(admin, ask, tries)
         except KafkaException as error:
             admin.poll(LOOK_S)  # delivers the errors that the client has received
             raise self._memory.explain(what, error.args[0]) from error
         except TimeoutError as error:
-            admin.poll(0 if self._memory.refused else LOOK_S)
+            admin.poll(LOOK_S)
             raise self._memory.explain(what) from error
         self._admin = admin
         return answers
+
+    def _first_answer(
+        self, admin: AdminClient, ask: Callable[[AdminClient, float], Any], tries: Sequence[float]
+    ) -> dict[Any, Any]:
+        """The answer of the first of these tries that gets one in its seconds; a client that is refused makes no other."""
+        answers: dict[Any, Any]
+        for seconds in tries[:-1]:
+            try:
+                answers = ask(admin, seconds)
+            except KafkaException as error:
+                admin.poll(0)
+                if self._memory.refused or error.args[0].code() not in _NO_ANSWER:
+                    raise
+            else:
+                return answers
+        answers = ask(admin, tries[-1])
+        return answers
+
+
+def _first_tries(timeout_s: float) -> list[float]:
+    """Seconds of a new client's first tries, all together as many as given; the last has at least half of them.
+
+    A request of a client that is refused just ends with its time. It cannot be left before: a client must outlive its requests.
+    """
+    tries: list[float] = []
+    seconds = LOOK_S
+    while timeout_s - sum(tries) - seconds >= timeout_s / 2:
+        tries.append(seconds)
+        seconds *= 2
+    return [*tries, timeout_s - sum(tries)]
+
+
+def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
+    results = {}
+    for key, future in asked.items():
+        try:
+            results[key] = future.result(timeout=timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+    return results
 
 
 def _place(message: Message) -> tuple[str, int]:

@@ -1,8 +1,6 @@
 """Options and causes, without a broker."""
 
 import re
-import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.plugins.local.producer.messages import KafkaWriter
-from game_events.sources.kafka.client import NO_TOKEN_S, CauseMemory, client_options, ensure_topic, result_of
+from game_events.sources.kafka.client import NO_TOKEN_S, CauseMemory, client_options, ensure_topic
 from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
 from game_events.sources.source import MicroBatch, Partition, SourceContext
 
@@ -133,19 +131,25 @@ def test_a_token_server_that_has_said_nothing_yet_is_named_beside_the_broker():
     assert "give tokens" not in str(CauseMemory("broker:1").explain("reading", BROKEN))
 
 
-def test_a_request_of_a_client_that_is_refused_is_not_waited_for():
-    memory = CauseMemory("broker:1")
-    polled = []
+@pytest.mark.parametrize("heard", [REFUSED, None])
+def test_a_new_client_s_first_tries_are_short_and_end_when_it_is_refused(heard):
+    """A request of a client that cannot log in just times out; and it must not be left alone, as its client must outlive it."""
+    seconds = []
 
-    def poll(_):
-        polled.append(True)
-        memory(REFUSED)
+    def make(options):
+        def describe(_, request_timeout):
+            seconds.append(request_timeout)
+            return {"t": Answers(KafkaException(KafkaError(KafkaError._TIMED_OUT, "no controller")))}
 
-    begun = time.monotonic()
-    with pytest.raises(TimeoutError):
-        result_of(Future(), SimpleNamespace(poll=poll), memory, 60)
-    assert polled
-    assert time.monotonic() - begun < 10
+        def poll(_):
+            if heard is not None:
+                options["error_cb"](heard)
+
+        return SimpleNamespace(describe_topics=describe, poll=poll)
+
+    with pytest.raises(ConfigurationError if heard else TransientError):
+        KafkaAdmin(Settings(), 15, connect=make).describe(["t"])
+    assert seconds == ([1] if heard else [1, 2, 4, 8])
 
 
 @pytest.mark.parametrize("use", [lambda settings: ensure_topic(settings, 1), KafkaWriter])
