@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.decoding import frame as frames
 from game_events.decoding.columns import field_key
@@ -46,12 +47,16 @@ class RecordDecoder(BatchDecoder):
         return self._settled(result)
 
     def _is_bare(self, rule: TopicRule, rows: Rows, records: Records) -> Mask:
-        """Which of some rows have no frame: all, unless the topic has both kinds.
+        """Which of some rows have no frame: those without the header that is one; all of them, unless the topic has both kinds.
 
         A payload of protobuf and a text of JSON begin neither with 00 nor with 01. One of Avro may: there a frame's id must be
         one that the registry knows.
         """
         is_bare = np.ones(len(records.values), dtype=bool)
+        if records.headers is not None and len(records.headers.flatten()):
+            names = records.headers.flatten().field("key")
+            mine = np.asarray(pc.fill_null(pc.equal(names, frames.ID_HEADER), False))
+            is_bare[pc.list_parent_indices(records.headers).to_numpy()[mine]] = False
         if rule.framed == "auto":
             headers = None if records.headers is None else records.headers.take(pa.array(rows))
             groups, bad = frames.split(records.values.take(pa.array(rows)), headers, self._indexless)

@@ -95,6 +95,13 @@ def test_both_kinds_in_one_topic_are_told_apart_by_the_first_byte(world, kind, s
     assert f"subject:{schema}" in found[4][1]
 
 
+def test_the_header_of_a_frame_is_one_in_every_topic(world):
+    entry = {".*": {"format": "json"}}
+    headers = [[("__value_schema_id", b"\0\0\0\0\1\0")], [("other", None)], []]
+    batch = world(entry, [b"\x08\x04", b'{"n": 1}', b'{"n": 2}'], "files", headers=headers)
+    assert {at: name for at, (name, _) in rows_of(batch).items()} == {0: "t.A", 1: "files", 2: "files"}
+
+
 def test_of_avro_a_frame_is_one_with_an_id_that_the_registry_knows(world):
     entry = {"format": "avro", "schema": "subject:visits", "framed": "auto"}
     like_frames = [visit("", n) + b"" for n in (1, 2, -3)]
