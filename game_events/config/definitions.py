@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from pydantic_settings import NoDecode
 
 from game_events.config.computed import OTHERS, Computed, Definitions, EntityNames, NameRule
-from game_events.config.expressions import parsed
+from game_events.config.expressions import parsed, require_zone
 from game_events.config.pipeline_settings import ENV_PREFIX, DomainSettings
 
 #: The settings with expressions.
@@ -88,6 +88,8 @@ class DefinitionSettings(DomainSettings):
             if is_set and column.startswith("_"):
                 advice = f"set {ENV_PREFIX}{setting.upper()}={column} and {name} to a name of yours"
                 raise ValueError(f"{name}={column} is a column of bronze's own, and no value is put into it: {advice}")
+        if self.time is not None and self.naive_times_zone is not None:
+            require_zone(self.naive_times_zone)
         return self
 
 
@@ -115,6 +117,12 @@ def marks_of(settings: DefinitionSettings) -> dict[str, int]:
         parts["time"].append(settings.naive_times_zone)
     columns = {name: getattr(settings, f"{name}_column") for name in SETTINGS}
     return {name: _number([columns[name], *part]) if any(part) else 0 for name, part in parts.items()}
+
+
+def number_of(settings: DefinitionSettings) -> int:
+    """A number of all three definitions; 0: there is none."""
+    marks = marks_of(settings)
+    return _number([marks]) if any(marks.values()) else 0
 
 
 def _number(definition: list[Any]) -> int:

@@ -68,6 +68,17 @@ def connection(memory: str = "512MB") -> duckdb.DuckDBPyConnection:
     return made
 
 
+def require_zone(zone: str) -> None:
+    """ValueError: DuckDB does not know this time zone."""
+    import duckdb  # noqa: PLC0415 - as above
+
+    with connection() as made:
+        try:
+            made.execute("SELECT timezone(?, TIMESTAMP '2026-01-01')", [zone]).fetchall()
+        except duckdb.Error as error:
+            raise ValueError(f"DuckDB, which evaluates expressions, does not know the time zone {zone}") from error
+
+
 @cache
 def parsed(text: str) -> Expression:
     """The expression in a text; ValueError says what is wrong with it."""

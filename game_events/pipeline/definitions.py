@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.config.definitions import marks_of
+from game_events.config.definitions import marks_of, number_of
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.decoding.columns import ColumnMap, column_of, computed_types, kept_columns, kind_of
 from game_events.errors import ConfigurationError, first_few, folded, some_columns
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.columns import column_map
 from game_events.lakehouse.data.reading import row_count
 from game_events.pipeline.context import Pipeline
@@ -29,20 +29,22 @@ REDECODE = "game-events redecode --downstream"
 SHOWN = 5
 
 
-def marks_in(bronze: DeltaTable) -> dict[str, int]:
-    """Setting -> number of the definition that a version of bronze was made by; 0: the decoded field."""
-    return {name: counter(bronze, Txn.DEFINITION.of(name)) for name in ("entity", "key", "time")}
+def as_planned(bronze: DeltaTable) -> dict[str, int | None]:
+    """The transaction that a commit compares: rows by other definitions may be there since it was planned."""
+    return txns(bronze, (Txn.DEFINITION,))
 
 
 def marks_to_set(pipeline: Pipeline, bronze: DeltaTable) -> dict[str, int]:
     """The transactions of a commit whose rows are made by the settings' definitions; none where there never was one."""
-    wanted = marks_of(pipeline.settings)
-    return {Txn.DEFINITION.of(name): wanted[name] for name, held in marks_in(bronze).items() if held or wanted[name]}
+    wanted = number_of(pipeline.settings)
+    if not (wanted or counter(bronze, Txn.DEFINITION)):
+        return {}
+    return {Txn.DEFINITION: wanted} | {Txn.DEFINITION.of(name): mark for name, mark in marks_of(pipeline.settings).items()}
 
 
 def is_first(pipeline: Pipeline, bronze: DeltaTable) -> bool:
     """Whether no row was made by the settings' definitions yet."""
-    return not counter(bronze, Txn.BATCH) or marks_in(bronze) != marks_of(pipeline.settings)
+    return not counter(bronze, Txn.BATCH) or counter(bronze, Txn.DEFINITION) != number_of(pipeline.settings)
 
 
 def refuse_others(pipeline: Pipeline, bronze: DeltaTable) -> None:
@@ -52,11 +54,10 @@ def refuse_others(pipeline: Pipeline, bronze: DeltaTable) -> None:
         ConfigurationError: says which definitions differ, and which command makes all rows anew; as `refuse_other_types`.
     """
     refuse_other_types(pipeline, bronze)
-    held = marks_in(bronze)
-    wanted = marks_of(pipeline.settings)
-    if held == wanted or not row_count(bronze):
+    if counter(bronze, Txn.DEFINITION) == number_of(pipeline.settings) or not row_count(bronze):
         return
-    names = [_named(name) for name in wanted if held[name] != wanted[name]]
+    wanted = marks_of(pipeline.settings)
+    names = [_named(name) for name, mark in wanted.items() if counter(bronze, Txn.DEFINITION.of(name)) != mark]
     raise ConfigurationError(
         f"the rows of {pipeline.bronze.name} were made by another definition of {' and of '.join(names)}: nothing was added. "
         f"`{REDECODE}` makes all of them again, without Kafka, then silver and gold; or set it back"

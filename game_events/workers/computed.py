@@ -185,7 +185,7 @@ class Computation:
         for item, sql in asked:
             kind, why = self._kind(item, sql, query.own)
             if why is None:
-                parts.append(f"TRY({{'v': CAST({sql.sql} AS {kind})}}) AS c{len(parts)}")
+                parts.append(f"TRY({{'v': CAST({sql.sql} AS {kind})}}) AS _c{len(parts)}")
                 columns[item.column] = item.is_time and kind == "VARCHAR"
             elif any(_plain(names[0]) in unknown for names in sql.names):
                 empty.add(item.column)

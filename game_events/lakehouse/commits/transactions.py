@@ -66,8 +66,8 @@ class Txn(StrEnum):
     FULL_REFRESH = "full_refresh"
     #: Bronze: how often it was redecoded; a redecode compares it.
     REDECODE = "redecode"
-    #: Bronze; by `entity`, `key`, `time`: number of the definition that the column's values were made by, 0: the decoded field.
-    #: Under another definition nothing is added to bronze; a redecode sets it.
+    #: Bronze: number of the definitions of game, player and time that its rows were made by, 0: decoded fields; each commit of
+    #: rows compares it, and under other definitions nothing is added. By `entity`, `key`, `time`: number of each, for messages.
     DEFINITION = "definition"
 
     # Quarantine beside bronze and silver.

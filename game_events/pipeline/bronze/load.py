@@ -60,7 +60,7 @@ from game_events.pipeline.bronze.offsets import (
     went_meanwhile,
 )
 from game_events.pipeline.context import Pipeline, record_filter
-from game_events.pipeline.definitions import marks_to_set, refuse_misfits, refuse_others, report_definitions
+from game_events.pipeline.definitions import as_planned, marks_to_set, refuse_misfits, refuse_others, report_definitions
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity, next_offsets
 from game_events.pipeline.quarantine import complete_full_refresh, intact_tables
@@ -282,6 +282,7 @@ def commit_of(
 ) -> Commit:
     """The commit of rows planned from a version of bronze; `columns`: None: its own and those of types that occurred."""
     columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
+    expected = {**expected, **as_planned(bronze)}
     advance = {**advance, **marks_to_set(pipeline, bronze)}
     return Commit(
         pipeline.bronze,

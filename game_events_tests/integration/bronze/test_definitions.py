@@ -24,7 +24,7 @@ from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import count, gold, rows
 from game_events_tests.support.worlds.topic import register, send_values
-from game_events_tests.support.worlds.waves import versions
+from game_events_tests.support.worlds.waves import at_point, versions
 
 PROTO = """
 syntax = "proto3";
@@ -284,3 +284,20 @@ def test_rows_without_a_raw_value_keep_what_they_had_and_the_redecode_says_so(ma
         notice.startswith("1 row of bronze_events keep the game, player and time of before") for notice in report.notices
     )
     assert rows(plain, "bronze_events", "SELECT gamer_id FROM t") == [("a",)]
+
+
+def test_a_run_by_former_definitions_adds_nothing_after_a_redecode_that_was_quicker(make_settings, make_pipeline, monkeypatch):
+    former = make_settings(entity="'uno'", key="_kafka_key", time="_kafka_timestamp")
+    proto = 'syntax = "proto3"; message E { string a = 1; }'
+    schema_id = register(former, proto)
+    value = frame(schema_id, (0,), python_class(compiled(proto))(a="x"))
+    send_values(former, [value])
+    load_bronze(make_pipeline(former), RunReport())
+    send_values(former, [value])
+    now = make_settings(entity="'go'", key="_kafka_key", time="_kafka_timestamp")
+    at_point(monkeypatch, "bronze_staged", lambda: redecode(make_pipeline(now), RunReport()))
+    with pytest.raises(ConfigurationError, match=r"another definition of GAME_EVENTS_ENTITY .*redecode --downstream"):
+        load_bronze(make_pipeline(former), RunReport())
+    assert rows(now, "bronze_events", "SELECT game_name FROM t") == [("go",)]
+    load_bronze(make_pipeline(now), RunReport())
+    assert rows(now, "bronze_events", "SELECT game_name FROM t") == [("go",)] * 2

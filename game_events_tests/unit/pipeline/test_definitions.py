@@ -3,13 +3,14 @@
 import pyarrow as pa
 import pytest
 
-from game_events.config.definitions import marks_of
+from game_events.config.definitions import marks_of, number_of
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.pipeline.definitions import (
+    as_planned,
     is_first,
     made_by,
     marks_to_set,
@@ -28,10 +29,15 @@ TIME = pa.timestamp("us", tz="UTC")
 COLUMNS = {"game_name": pa.array(["uno"]), "gamer_id": pa.array(["a"]), "event_timestamp": pa.array([0], TIME)}
 
 
+def _set_in(pipeline):
+    return {name: mark for name, mark in marks_of(pipeline.settings).items() if mark}
+
+
 def bronze(pipeline, columns=COLUMNS, rows=1, **marks):
     """A version of bronze with these decoded columns and numbers of definitions."""
     own = {f.name: pa.nulls(rows, f.type) for f in OWN_COLUMNS}
-    set_to = {Txn.BATCH: 1} | {Txn.DEFINITION.of(name): mark for name, mark in marks.items()}
+    all_of_them = {Txn.DEFINITION: number_of(pipeline.settings) if marks == _set_in(pipeline) else 1} if marks else {}
+    set_to = {Txn.BATCH: 1} | {Txn.DEFINITION.of(name): mark for name, mark in marks.items()} | all_of_them
     return put(pipeline.bronze, own | {name: values[:rows] for name, values in columns.items()}, set_to)
 
 
@@ -45,12 +51,15 @@ def test_rows_by_the_same_definitions_are_added_and_their_numbers_set_only_where
     computed = without_spark(tmp_path / "computed", key="a")
     marks = marks_of(computed.settings)
     table = bronze(computed, key=marks["key"])
+    number = number_of(computed.settings)
     refuse_others(computed, table)
     assert not is_first(computed, table)
-    assert marks_to_set(computed, table) == {"definition:key": marks["key"]}
+    assert as_planned(table) == {"definition": number}
+    numbers = {"definition:entity": 0, "definition:key": marks["key"], "definition:time": 0}
+    assert marks_to_set(computed, table) == numbers | {"definition": number}
     assert made_by(computed) == f"game_name=key:{marks['key']:x}"
     back = without_spark(tmp_path / "computed")
-    assert marks_to_set(back, table) == {"definition:key": 0}
+    assert marks_to_set(back, table) == dict.fromkeys((*numbers, "definition"), 0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def test_definitions_that_fit_no_type_are_refused_while_they_are_new_and_only_th
     with pytest.raises(ConfigurationError, match=r"nothing was written: GAME_EVENTS_TIME does not fit .* a\.A, b\.B: it gives"):
         refuse_misfits(pipeline, bronze(pipeline), unfit)
     refuse_misfits(pipeline, bronze(pipeline), StagedRows(misfits=unfit.misfits, fitted={"event_timestamp"}))
-    refuse_misfits(pipeline, bronze(pipeline, **marks_of(pipeline.settings)), unfit)
+    refuse_misfits(pipeline, bronze(pipeline, **_set_in(pipeline)), unfit)
     assert len(list(misfits_named(pipeline, unfit.misfits))) == 1
 
 
@@ -119,7 +128,7 @@ def test_doctor_shows_the_definitions_also_before_there_is_a_row_and_fails_where
         check_definitions(without_spark(tmp_path, entity={"M": "a", "*": "b"}))
     renamed = {"entity_names": "lower", "entity_aliases": {"UNO": "uno"}}
     schema = pa.schema(pipeline.open_bronze().schema())
-    made = {Txn.DEFINITION.of("entity"): marks_of(load_settings(**renamed))["entity"]}
+    made = {Txn.DEFINITION: number_of(load_settings(**renamed))}
     put(pipeline.bronze, {f.name: pa.nulls(1, f.type) for f in schema}, made)
     well, text = check_definitions(without_spark(tmp_path, **renamed))
     assert text == "names in game_name: UNO = uno; other names: lower. Of 0 rows of bronze_events they make nothing"
