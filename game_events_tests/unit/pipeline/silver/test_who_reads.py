@@ -75,13 +75,14 @@ def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, m
 
 
 def test_with_rules_workers_read_the_files_and_get_the_rows_that_violate_rules_unless_these_are_too_many(pipeline, monkeypatch):
-    asked, answers = [], [Violations(None, {}), None]
+    asked, answers = [], [pa.table({FILE: ["part-0.parquet"], ROW: [3], "_violated_0": [1]}), None]
     monkeypatch.setattr(
         module, "find_violations", lambda _spark, split, files, *_: asked.append((split, files)) or answers.pop(0)
     )
     work = staging(pipeline, rules=(Rule(name="r", sql="true"),))
     task = work.stage()
-    assert task.source.violations == Violations(None, {})
+    (path,) = work.files.paths
+    assert task.source.violations.of_file(path).to_pylist() == [{ROW: 3, "_violated_0": 1}]
     assert asked == [(task.outcome, work.files)]
     with pytest.raises(SparkReadsError):
         work.stage()
