@@ -1,23 +1,32 @@
-"""Rows that were sent twice: which of the rows with one key are left out, because an earlier one is there.
-
-Rows come sorted by key, and those of one key in bronze's order, so a worker needs few of them at a time.
-"""
+"""Rows that were sent twice: their keys, and which of the rows with one key are left out, because an earlier one is there."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import log2
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.lakehouse.data.columns import MESSAGE_TYPE
+from game_events.lakehouse.data.reading import FilePart, read_parts
+from game_events.lakehouse.duckdb_connection import connect, identifier, text
+from game_events.lakehouse.tables import Lakehouse, game_of_silver
+from game_events.rules import Deduplicate
+from game_events.workers.job import WorkerJob, numbers_of
+from game_events.workers.results import extend
 from game_events.workers.rules import FILE, ROW
 
-#: Columns of the rows: the key as a text, with game and entry; the entry's number; the time in microseconds; whether the row
-#: is in silver already.
+ARRIVAL = "_kafka_timestamp"
+
+#: Columns of rows that are compared: the key as a text, with game and entry; the entry's number; the time in microseconds;
+#: whether the row is in silver already.
 KEY = "_key"
 ENTRY = "_entry"
 TIME = "_time"
@@ -33,22 +42,269 @@ SORTED_ROWS = pa.schema(
     ]
 )
 
+#: Hash of a row's key.
+HASH = "_hash"
+
 #: Columns of the rows that are left out.
 LEFT_OUT = pa.schema([(FILE, pa.string()), (ROW, pa.int64())])
 
 #: Rows that are looked at together.
 ROWS_AT_ONCE = 250_000
 
-Times = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
+HashArray = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What tells events from each other; picklable.
+
+    `entity`, `event_time`: columns with the game and the time of the event. `entries`: those of the setting whose columns
+    bronze has.
+    """
+
+    entity: str = ""
+    event_time: str = ""
+    entries: tuple[Deduplicate, ...] = ()
+
+    def applies_to(self, game: str) -> bool:
+        """Whether rows of a game may be left out."""
+        return any(entry.applies_to(game) for entry in self.entries)
+
+    def time_of(self, entry: Deduplicate) -> str:
+        """The column with the time that an entry compares."""
+        return ARRIVAL if entry.of == "arrival" else self.event_time
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The columns of keys and times, which silver must have as bronze has them."""
+        columns = (column for entry in self.entries for column in (*entry.key, self.time_of(entry)))
+        return tuple(dict.fromkeys(columns))
+
+    @cached_property
+    def times(self) -> Mapping[str, int]:
+        """Column with a time -> the widest window of the entries that compare it, in microseconds."""
+        widest = dict[str, int]()
+        for entry in self.entries:
+            column = self.time_of(entry)
+            widest[column] = max(entry.window_us, widest.get(column, 0))
+        return widest
+
+    @property
+    def windows_us(self) -> tuple[int, ...]:
+        """The window of each entry."""
+        return tuple(entry.window_us for entry in self.entries)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns of silver that are read."""
+        more = {MESSAGE_TYPE} if any(entry.types for entry in self.entries) else set()
+        return frozenset({self.entity, *self.compared, *more})
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Of each row the number of its entry (-1: it has none, or lacks a value), the hash of its key, its time."""
+
+    entries: npt.NDArray[np.int32]
+    hashes: HashArray
+    times: Numbers
+
+    @classmethod
+    def none(cls) -> Self:
+        """Of no rows."""
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, parts: Sequence[Self]) -> Self:
+        """Of the rows of all parts."""
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
+
+    def take(self, rows: npt.NDArray[np.intp]) -> KeyedRows:
+        """Of some of the rows."""
+        return KeyedRows(self.entries[rows], self.hashes[rows], self.times[rows])
+
+
+class KeyReader:
+    """Makes keys of rows, by a connection of its own; close it."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._connection = connect()
+        self._connection.execute("SET threads = 1")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._connection.close()
+
+    def of(self, rows: pa.Table, game: str | None = None) -> KeyedRows:
+        """The keys of rows, of one game or of those that they name."""
+        names = rows.column_names
+        numbers = " ".join(f"WHEN {self._is_mine(e, game, names)} THEN {self._number(n, game)}" for n, e in self._numbered)
+        hashes = " ".join(f"WHEN {n} THEN hash({n}, {', '.join(self._values(e, game))})" for n, e in self._numbered)
+        entry = identifier(ENTRY)
+        self._connection.register("new_rows", rows)
+        made = self._result(
+            f"SELECT {entry}, CASE {entry} {hashes} ELSE 0 END AS {identifier(HASH)} "  # noqa: S608 - quoted
+            f"FROM (SELECT *, (CASE {numbers} ELSE -1 END)::INTEGER AS {entry} FROM new_rows)"
+        )
+        entries = made.column(ENTRY).to_numpy()
+        return KeyedRows(entries, made.column(HASH).to_numpy().astype(np.uint64, copy=False), self._times(rows, entries))
+
+    def texts(self, rows: pa.Table, entries: npt.NDArray[np.int32], game: str | None = None) -> pa.Array:
+        """The keys of rows as texts, different for different keys, games and entries."""
+        self._connection.register("keyed_rows", rows.append_column(ENTRY, pa.array(entries)))
+        texts = " ".join(f"WHEN {n} THEN {_as_text(n, self._values(e, game))}" for n, e in self._numbered)
+        made = self._result(f"SELECT CASE {identifier(ENTRY)} {texts} END AS {KEY} FROM keyed_rows")  # noqa: S608 - quoted
+        return made.column(KEY).combine_chunks().cast(pa.string())
+
+    def _result(self, query: str) -> pa.Table:
+        return self._connection.sql(query).to_arrow_table()
+
+    @property
+    def _numbered(self) -> list[tuple[int, Deduplicate]]:
+        return list(enumerate(self._keys.entries))
+
+    def _values(self, entry: Deduplicate, game: str | None) -> list[str]:
+        named = identifier(self._keys.entity) if game is None else text(game)
+        return [named, *map(identifier, entry.key)]
+
+    def _is_mine(self, entry: Deduplicate, game: str | None, names: Sequence[str]) -> str:
+        """Whether a row is of a game and a type of the entry."""
+        conditions = ["TRUE"]
+        if entry.games:
+            conditions.append(f"{self._values(entry, game)[0]} IN ({', '.join(map(text, entry.games))})")
+        if entry.types:
+            types = ", ".join(map(text, entry.types))
+            conditions.append(f"{identifier(MESSAGE_TYPE)} IN ({types})" if MESSAGE_TYPE in names else "FALSE")
+        return " AND ".join(conditions)
+
+    def _number(self, number: int, game: str | None) -> str:
+        """The entry's number, or -1 for a row that lacks a value."""
+        entry = self._keys.entries[number]
+        needed = [*self._values(entry, game), identifier(self._keys.time_of(entry))]
+        return f"(CASE WHEN {' AND '.join(f'{value} IS NOT NULL' for value in needed)} THEN {number} ELSE -1 END)"
+
+    def _times(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> Numbers:
+        times = np.zeros(rows.num_rows, np.int64)
+        for column in self._keys.times:
+            micros = micros_of(rows.column(column)).fill_null(0).to_numpy()
+            numbers = [n for n, entry in self._numbered if self._keys.time_of(entry) == column]
+            times = np.where(np.isin(entries, numbers), micros, times) if len(self._keys.times) > 1 else micros
+        return times
+
+
+def micros_of(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as microseconds since 1970."""
+    return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+
+
+def _as_text(number: int, values: Sequence[str]) -> str:
+    """Values as one text, with their lengths, so that no two lists of values give the same one."""
+    parts = [f"'{number}'"]
+    for value in values:
+        parts += ["':'", f"length(({value})::VARCHAR)", "':'", f"({value})::VARCHAR"]
+    return f"concat({', '.join(parts)})"
+
+
+#: Bits of a set's table for each of its hashes, and at least and at most: of hashes that are not in it, one in so many is taken
+#: for one that is, and looked up.
+BITS_EACH, FEWEST_BITS, MOST_BITS = 6, 16, 28
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each."""
+
+    values: HashArray
+    table: npt.NDArray[np.uint8]
+    bits: int
+
+    @classmethod
+    def of(cls, values: HashArray) -> Hashes:
+        """The set of these; they are sorted."""
+        bits = min(MOST_BITS, max(FEWEST_BITS, round(log2(len(values) + 1)) + BITS_EACH))
+        table = np.zeros(1 << (bits - 3), np.uint8)
+        place = (values >> np.uint64(64 - bits)).view(np.int64)
+        np.bitwise_or.at(table, place >> 3, (1 << (place & 7)).astype(np.uint8))
+        return cls(values, table, bits)
+
+    def holds(self, hashes: HashArray) -> Mask:
+        """Mask of the hashes that are in the set."""
+        place = (hashes >> np.uint64(64 - self.bits)).view(np.int64)
+        mask: Mask = ((self.table[place >> 3] >> (place & 7).astype(np.uint8)) & 1).astype(bool)
+        maybe = np.flatnonzero(mask)
+        at = np.searchsorted(self.values, hashes[maybe])
+        at[at == len(self.values)] = 0
+        mask[maybe] = self.values[at] == hashes[maybe] if len(self.values) else False
+        return mask
+
+
+#: Columns of rows of silver with the key of a new row, or with the same hash.
+KNOWN = pa.schema([(KEY, pa.string()), (HASH, pa.uint64()), (ENTRY, pa.int32()), (TIME, pa.int64())])
+
+#: Of these rows, how many one task returns at most.
+MOST_KNOWN = 1_000_000
+
+
+@dataclass
+class KnownRows:
+    """What a task has found: `rows`, tables with the columns `KNOWN`; `crowded`: more than `MOST_KNOWN`."""
+
+    rows: list[pa.Table]
+    crowded: bool = False
+
+
+@dataclass(frozen=True)
+class FindKnown(WorkerJob[KnownRows]):
+    """Finds the rows of silver with the keys of new rows; picklable.
+
+    Attributes:
+        schema: the columns that are read.
+        hashes: of the new rows' keys.
+        tasks: the files of each task.
+    """
+
+    result: ClassVar[type] = KnownRows
+    lakehouse: Lakehouse
+    keys: Keys
+    schema: pa.Schema
+    hashes: Hashes
+    tasks: Sequence[Sequence[FilePart]]
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> KnownRows:
+        """The rows in the files of these tasks."""
+        with KeyReader(self.keys) as reader:
+            found = list[pa.Table]()
+            for number in numbers_of(batches):
+                for part in self.tasks[number]:
+                    found = extend(found, self._known(reader, part))
+                    if sum(rows.num_rows for rows in found) > MOST_KNOWN:
+                        return KnownRows([], crowded=True)
+        return KnownRows(found)
+
+    def _known(self, reader: KeyReader, part: FilePart) -> Iterator[pa.Table]:
+        game = game_of_silver(part.table)
+        table = self.lakehouse.table(part.table)
+        for rows in read_parts(table, self.schema, [part.path], row_groups=slice(part.number, None, part.of)):
+            keyed = reader.of(rows, game)
+            mine = np.flatnonzero((keyed.entries >= 0) & self.hashes.holds(keyed.hashes))
+            if len(mine):
+                entries = keyed.entries[mine]
+                texts = reader.texts(rows.take(pa.array(mine)), entries, game)
+                columns = [texts, pa.array(keyed.hashes[mine]), pa.array(entries), pa.array(keyed.times[mine])]
+                yield pa.Table.from_arrays(columns, schema=KNOWN)
 
 
 @dataclass(frozen=True)
 class FindDuplicates:
     """For `mapInArrow`: rows as `SORTED_ROWS` -> those that are left out, as `LEFT_OUT`; picklable.
 
-    `windows_us`: of each entry. `at_once`: rows that are looked at together; of a key with more of them, those that are kept
-    stay in memory.
+    The rows come sorted by key, and those of one key in bronze's order, old ones first. `windows_us`: of each entry. `at_once`:
+    rows that are looked at together; of a key with more of them, those that are kept stay in memory.
     """
 
     windows_us: tuple[int, ...]
@@ -84,17 +340,15 @@ def _in_parts(batches: Iterable[pa.RecordBatch], at_once: int) -> Iterator[pa.Ta
         yield pa.Table.from_batches(waiting).cast(SORTED_ROWS)
 
 
-def _groups(rows: pa.Table) -> Times:
+def _groups(rows: pa.Table) -> Numbers:
     """The number of each row's key; rows of one key follow each other."""
-    keys = rows.column(KEY).combine_chunks()
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.chunk(0)
+    keys = rows.column(KEY).chunk(0)
     begins = np.ones(rows.num_rows, bool)
     begins[1:] = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
     return np.cumsum(begins) - 1
 
 
-def duplicates(groups: Times, times: Times, old: Mask, windows: Times) -> Mask:
+def duplicates(groups: Numbers, times: Numbers, old: Mask, windows: Numbers) -> Mask:
     """Mask of the rows that are left out.
 
     `groups`: ascending; those of a group are in bronze's order, and its `old` rows are kept. `windows`: of each row; one for a
@@ -127,7 +381,7 @@ def duplicates(groups: Times, times: Times, old: Mask, windows: Times) -> Mask:
     return left_out
 
 
-def _between(earlier: Times, later: Times) -> npt.NDArray[np.uint64]:
+def _between(earlier: Numbers, later: Numbers) -> HashArray:
     """Differences that are not negative: of times that are far apart, too."""
     return later.view(np.uint64) - earlier.view(np.uint64)
 

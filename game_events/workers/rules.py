@@ -221,6 +221,12 @@ class Violations:
             return places_schema(self.outcome).empty_table()
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all().combine_chunks()
 
+    def kept_out(self, path: str) -> npt.NDArray[np.int64]:
+        """The places of a file's rows that are not in silver, ascending."""
+        violating = self.of_file(path)
+        kept_out = self._dispositions(violating) != KEEP
+        return np.asarray(violating.column(ROW).to_numpy()[kept_out], np.int64)
+
     def schema(self, columns: pa.Schema, of_file: pa.Table) -> pa.Schema:
         """Columns to read of a file: those of the table, and bronze's own if rows are rejected."""
         rejects = self.outcome.quarantine is not None and bool((self._dispositions(of_file) == REJECT).any())

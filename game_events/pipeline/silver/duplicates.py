@@ -5,15 +5,17 @@ bronze leaves out, with the settings of now. For a row depends on the rows befor
 those that are in silver, of the version of the table that the commit compares (`History.is_of`).
 
 Work follows the new rows. Of the games' silver tables only files are read whose times can be near those of new rows, and of
-these only the columns of keys and times; hashes of the keys choose the few rows that are compared.
+these only the columns of keys and times; hashes of the keys choose the few rows that are compared. Where workers read bronze's
+files themselves, and the new rows are not too many for this process, no row goes through Spark (`find`); else its plan does
+the same (`duplicates_in_spark`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import chain
 from math import ceil
 
 import numpy as np
@@ -21,34 +23,41 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql import SparkSession
 
 from game_events.config.extensions import Extensions
 from game_events.config.settings import Settings
 from game_events.decoding.columns import type_name
 from game_events.errors import ConfigurationError, some_columns
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txns
-from game_events.lakehouse.data.columns import BRONZE_ONLY, MESSAGE_TYPE
-from game_events.lakehouse.data.reading import read_parts
-from game_events.lakehouse.data.spark_files import read_files
-from game_events.lakehouse.tables import Table, add_actions, table_id
+from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
+from game_events.lakehouse.data.reading import FilePart, FileSelection, numbered_parts, parts_of, read_parts
+from game_events.lakehouse.data.staging import buffer_bytes
+from game_events.lakehouse.open_table import data_files
+from game_events.lakehouse.tables import Lakehouse, Table, add_actions, silver_name, table_id
 from game_events.rules import Deduplicate
-from game_events.spark.schemas import quoted
-from game_events.workers.duplicates import ENTRY, KEY, OLD, ROWS_AT_ONCE, SORTED_ROWS, TIME, FindDuplicates
-from game_events.workers.rules import FILE, ROW
+from game_events.sources.source import dealt
+from game_events.workers.duplicates import (
+    ARRIVAL,
+    ENTRY,
+    HASH,
+    KEY,
+    KNOWN,
+    TIME,
+    FindKnown,
+    Hashes,
+    KeyedRows,
+    KeyReader,
+    Keys,
+    duplicates,
+    micros_of,
+)
+from game_events.workers.job import task_numbers
+from game_events.workers.rules import FILE, ROW, Violations
 
 SETTING = "GAME_EVENTS_DEDUPLICATE"
-ARRIVAL = "_kafka_timestamp"
 #: Columns by which rows are in bronze's order.
 ORDER = ("_batch", "_kafka_topic_id", "_kafka_partition", "_kafka_offset")
-
-#: Hash of a row's key.
-HASH = "_hash"
-
-#: New rows up to which the hashes of their keys are sent to every executor, which then reads silver without a shuffle.
-MOST_SENT_HASHES = 4_000_000
 
 #: Stretches of time that are compared with silver's files; of more, those of a game become one.
 MOST_STRETCHES = 100_000
@@ -56,131 +65,37 @@ MOST_STRETCHES = 100_000
 #: Other engines note times to the millisecond.
 MARGIN_US = 1_000_000
 
+#: New rows, and bytes of their keys, up to which this process finds those that were sent twice, about 100 bytes more each.
+MOST_NEW_ROWS, MOST_NEW_BYTES = 4_000_000, 512 * 1024 * 1024
+
+#: Rows of silver that this process looks at by itself, in less time than a Spark job takes to start; of one task of a job.
+FEW_ROWS, HISTORY_TASK_ROWS = 500_000, 5_000_000
+
+#: Rows of silver that are compared in this process at most.
+MOST_KNOWN_ROWS = 2_000_000
+
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Deduplication:
-    """The entries of the setting whose columns bronze has.
+def keys_of(settings: Settings, extensions: Extensions, columns: pa.Schema) -> tuple[Keys, list[str]]:
+    """What tells rows with these columns of silver from each other; and why entries are left out, in words.
 
-    `notices`: why others are left out.
+    ConfigurationError: a column cannot tell events from each other, is no time, or is not there, though the entry is for every
+    game and type; or a transformation may make any number of rows, so that silver does not tell what came before.
     """
-
-    entity: str = ""
-    event_time: str = ""
-    entries: tuple[Deduplicate, ...] = ()
-    notices: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, settings: Settings, extensions: Extensions, columns: pa.Schema) -> Deduplication:
-        """The entries for rows with these columns of silver.
-
-        ConfigurationError: a column cannot tell events from each other, is no time, or is not there, though the entry is for
-        every game and type; or a transformation may make any number of rows, so that silver does not tell what came before.
-        """
-        entries = list[Deduplicate]()
-        notices = list[str]()
-        for number, entry in enumerate(settings.deduplicate, start=1):
-            where = f"{SETTING}, entry {number}"
-            _refuse_transformed(where, entry, extensions)
-            time = ARRIVAL if entry.of == "arrival" else settings.time_column
-            missing = _missing(where, entry, time, columns)
-            if missing is None:
-                entries.append(entry)
-            elif entry.games or entry.types:  # the first of these rows may be still to come
-                notices.append(f"{missing}: {entry} is not looked for")
-            else:
-                raise ConfigurationError(f"{missing}. It has {some_columns(columns.names, entry.key[0])}")
-        return cls(settings.entity_column, settings.time_column, tuple(entries), tuple(notices))
-
-    def applies_to(self, game: str) -> bool:
-        """Whether rows of a game may be left out."""
-        return any(entry.applies_to(game) for entry in self.entries)
-
-    def time_of(self, entry: Deduplicate) -> str:
-        """The column with the time that an entry compares."""
-        return ARRIVAL if entry.of == "arrival" else self.event_time
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The columns of keys and times, which silver must have as bronze has them."""
-        columns = (column for entry in self.entries for column in (*entry.key, self.time_of(entry)))
-        return tuple(dict.fromkeys(columns))
-
-    @cached_property
-    def times(self) -> Mapping[str, int]:
-        """Column with a time -> the widest window of the entries that compare it."""
-        widest = dict[str, int]()
-        for entry in self.entries:
-            column = self.time_of(entry)
-            widest[column] = max(entry.window_us, widest.get(column, 0))
-        return widest
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """Columns of silver that are read."""
-        more = {MESSAGE_TYPE} if any(entry.types for entry in self.entries) else set()
-        return frozenset({self.entity, *self.kept, *more})
-
-    def left_out(self, new: DataFrame, old: DataFrame | None, count: int) -> DataFrame:
-        """`FILE` and `ROW` of the new rows that were sent twice.
-
-        `new`: bronze's rows, about so many, with these two columns. `old`: rows of silver; None: there are none.
-        """
-        keyed = self._keyed(new)
-        rows = keyed.select(HASH, self._key, ENTRY, TIME, F.lit(False).alias(OLD), FILE, ROW, *ORDER)
-        if old is not None:
-            hashes = keyed.select(HASH)
-            hashes = F.broadcast(hashes) if count <= MOST_SENT_HASHES else hashes
-            same = self._keyed(old).join(hashes, HASH, "left_semi")
-            nothing = (F.lit(None).cast(rows.schema[name].dataType).alias(name) for name in (FILE, ROW, *ORDER))
-            rows = rows.union(same.select(HASH, self._key, ENTRY, TIME, F.lit(True).alias(OLD), *nothing))
-        rows = rows.repartition(max(1, ceil(count / ROWS_AT_ONCE)), HASH)
-        rows = rows.sortWithinPartitions(HASH, KEY, F.col(OLD).desc(), *ORDER).select(*SORTED_ROWS.names)
-        find = FindDuplicates(tuple(entry.window_us for entry in self.entries))
-        return rows.mapInArrow(find, f"{FILE} string, {ROW} bigint")
-
-    def _keyed(self, rows: DataFrame) -> DataFrame:
-        """The rows that have a key and a time, with the number of their entry, their time and the hash of their key."""
-        number = F.coalesce(*(self._number(n, entry, rows.columns) for n, entry in enumerate(self.entries)))
-        rows = rows.withColumn(ENTRY, number).where(F.col(ENTRY) >= 0)
-        times = (F.unix_micros(F.col(quoted(self.time_of(entry))).cast("timestamp")) for entry in self.entries)
-        hashes = (F.xxhash64(F.lit(n), *self._values(entry)) for n, entry in enumerate(self.entries))
-        return rows.withColumn(TIME, _of_entry(times)).withColumn(HASH, _of_entry(hashes))
-
-    def _number(self, number: int, entry: Deduplicate, columns: Sequence[str]) -> Column:
-        """The entry's number for its rows, -1 for those that lack a value; NULL for rows of other games and types."""
-        is_mine = F.lit(True)
-        if entry.games:
-            is_mine &= F.col(quoted(self.entity)).isin(*entry.games)
-        if entry.types:
-            is_mine &= F.col(MESSAGE_TYPE).isin(*entry.types) if MESSAGE_TYPE in columns else F.lit(False)
-        is_whole = F.col(quoted(self.time_of(entry))).isNotNull()
-        for value in self._values(entry):
-            is_whole &= value.isNotNull()
-        return F.when(is_mine, F.when(is_whole, F.lit(number)).otherwise(F.lit(-1)))
-
-    def _values(self, entry: Deduplicate) -> list[Column]:
-        return [F.col(quoted(name)) for name in (self.entity, *entry.key)]
-
-    @property
-    def _key(self) -> Column:
-        """The key as a text, different for different keys, games and entries."""
-        return _of_entry(_as_text(n, self._values(entry)) for n, entry in enumerate(self.entries)).alias(KEY)
-
-
-def _of_entry(values: Iterable[Column]) -> Column:
-    """The value for the entry of each row."""
-    return F.coalesce(*(F.when(F.col(ENTRY) == number, value) for number, value in enumerate(values)))
-
-
-def _as_text(number: int, values: Sequence[Column]) -> Column:
-    """Values of columns as one text, with their lengths, so that no two lists of values give the same one."""
-    parts = [F.lit(str(number))]
-    for value in values:
-        text = value.cast("string")
-        parts += [F.lit(":"), F.length(text).cast("string"), F.lit(":"), text]
-    return F.concat(*parts)
+    entries = list[Deduplicate]()
+    notices = list[str]()
+    for number, entry in enumerate(settings.deduplicate, start=1):
+        where = f"{SETTING}, entry {number}"
+        _refuse_transformed(where, entry, extensions)
+        missing = _missing(where, entry, ARRIVAL if entry.of == "arrival" else settings.time_column, columns)
+        if missing is None:
+            entries.append(entry)
+        elif entry.games or entry.types:  # the first of these rows may be still to come
+            notices.append(f"{missing}: {entry} is not looked for")
+        else:
+            raise ConfigurationError(f"{missing}. It has {some_columns(columns.names, entry.key[0])}")
+    return Keys(settings.entity_column, settings.time_column, tuple(entries)), notices
 
 
 def _missing(where: str, entry: Deduplicate, time: str, columns: pa.Schema) -> str | None:
@@ -229,28 +144,28 @@ class NewRows:
     times: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]
 
 
-def new_rows(plan: Deduplication, bronze: Table, columns: pa.Schema, paths: Iterable[str], above: Mapping[str, int]) -> NewRows:
+def new_rows(keys: Keys, bronze: Table, columns: pa.Schema, paths: Iterable[str], above: Mapping[str, int]) -> NewRows:
     """The new rows in files of bronze; read here, without Spark: the columns with game, batch and times.
 
     `above`: game -> its rows of later batches are new; other games are not looked at.
     """
-    wanted = pa.schema([f for f in columns if f.name in (plan.entity, "_batch", *plan.times)])
+    wanted = pa.schema([f for f in columns if f.name in (keys.entity, "_batch", *keys.times)])
     names = set[str]()
     parts = defaultdict[str, list[pa.Table]](list)
     for rows in read_parts(bronze, wanted, paths):
-        encoded = rows.column(plan.entity).combine_chunks().dictionary_encode()
+        encoded = rows.column(keys.entity).combine_chunks().dictionary_encode()
         bounds = pa.array([above.get(name) for name in encoded.dictionary.to_pylist()], pa.int64()).take(encoded.indices)
         is_new = pc.fill_null(pc.greater(rows.column("_batch"), bounds), False)
         new = rows.filter(is_new)
-        names.update(pc.unique(new.column(plan.entity)).to_pylist())
-        for column, window in plan.times.items():
-            parts[column].append(_stretches(new.column(plan.entity), new.column(column), window))
+        names.update(pc.unique(new.column(keys.entity)).to_pylist())
+        for column, window in keys.times.items():
+            parts[column].append(_stretches(new.column(keys.entity), new.column(column), window))
     return NewRows(frozenset(names), {column: _by_game(stretches) for column, stretches in parts.items()})
 
 
 def _stretches(games: pa.ChunkedArray, times: pa.ChunkedArray, window: int) -> pa.Table:
     """Game -> first and last time of its rows in each stretch as long as a window."""
-    micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+    micros = micros_of(times)
     rows = pa.table({"game": games, "number": pc.divide(micros, window), "first": micros, "last": micros})
     return _joined([rows.filter(pc.is_valid(micros))], ["game", "number"])
 
@@ -276,16 +191,17 @@ def _by_game(parts: Sequence[pa.Table]) -> Mapping[str, tuple[Numbers, Numbers]]
 
 @dataclass(frozen=True)
 class History:
-    """Rows that are in silver already: the games' tables, and addresses of their files that may hold rows near new ones."""
+    """Rows that are in silver already: tables of games, and those of their files that may hold times near those of new rows."""
 
     tables: Mapping[str, DeltaTable] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    files: Mapping[str, FileSelection] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Deduplication, new: NewRows, tables: Mapping[str, DeltaTable | None]) -> History:
+    def of(cls, keys: Keys, new: NewRows, tables: Mapping[str, DeltaTable | None]) -> History:
         """Of the tables, if there are any, of games with new rows."""
         games = {game: table for game, table in tables.items() if game in new.games and table is not None}
-        return cls(games, tuple(file for game, table in games.items() for file in _near(plan, new, game, table)))
+        files = {game: _near(keys, new, game, table) for game, table in games.items()}
+        return cls(games, {game: selected for game, selected in files.items() if selected.data})
 
     def is_of(self, game: str, table: DeltaTable | None, bronze: BronzeIdentity) -> bool:
         """Whether a game's table, or that it has no rows of this bronze (None), is what was compared with."""
@@ -295,22 +211,28 @@ class History:
         apps = (bronze.app, Txn.INCARNATION, Txn.ERASURES)
         return table_id(before) == table_id(table) and txns(before, apps) == txns(table, apps)
 
-    def rows(self, spark: SparkSession, plan: Deduplication, columns: StructType) -> DataFrame | None:
-        """The rows, with the columns that are compared; None: there is no file."""
-        if not self.files:
-            return None
-        return read_files(spark, self.files, StructType([f for f in columns.fields if f.name in plan.columns]))
+    @property
+    def rows(self) -> int:
+        """Rows in the files."""
+        return sum(selected.rows for selected in self.files.values())
+
+    def in_tasks(self) -> list[Sequence[FilePart]]:
+        """The files, in tasks of about as many rows."""
+        tasks = max(1, ceil(self.rows / HISTORY_TASK_ROWS))
+        parts = chain.from_iterable(
+            parts_of(selected, silver_name(game), HISTORY_TASK_ROWS) for game, selected in self.files.items()
+        )
+        return dealt(list(parts), tasks)
 
 
-def _near(plan: Deduplication, new: NewRows, game: str, table: DeltaTable) -> list[str]:
-    """Addresses of a table's files that may hold times near those of a game's new rows, by the log's statistics."""
+def _near(keys: Keys, new: NewRows, game: str, table: DeltaTable) -> FileSelection:
+    """A table's files that may hold times near those of a game's new rows, by the log's statistics."""
     actions = add_actions(table)
     chosen = np.zeros(actions.num_rows, bool)
     for column, by_game in new.times.items():
         if game in by_game:
-            chosen |= _may_hold(actions, column, *by_game[game], plan.times[column] + MARGIN_US)
-    root = table.table_uri.rstrip("/")
-    return [f"{root}/{path}" for path in actions.column("path").filter(pa.array(chosen)).to_pylist()]
+            chosen |= _may_hold(actions, column, *by_game[game], keys.times[column] + MARGIN_US)
+    return FileSelection(table.table_uri.rstrip("/"), data_files(actions.filter(pa.array(chosen))))
 
 
 def _may_hold(actions: pa.Table, column: str, first: Numbers, last: Numbers, window: int) -> npt.NDArray[np.bool_]:
@@ -325,3 +247,129 @@ def _may_hold(actions: pa.Table, column: str, first: Numbers, last: Numbers, win
     reaches = at < len(first)
     reaches[reaches] = first[at[reaches]] <= high[reaches] + window
     return np.asarray(reaches | ~known)
+
+
+@dataclass(frozen=True)
+class BronzeRows:
+    """New rows in files of bronze that workers read themselves.
+
+    `columns`: silver's. `above`: only rows of later batches; None: all. `violations`: what rules keep out takes no part.
+    """
+
+    bronze: Table
+    columns: pa.Schema
+    files: FileSelection
+    above: int | None
+    violations: Violations
+
+    @property
+    def is_many(self) -> bool:
+        """Whether there are too many for this process."""
+        return self.files.rows > MOST_NEW_ROWS or not self.files.rows_known
+
+
+@dataclass(frozen=True)
+class _NewKeys:
+    """Keys of new rows, the number of each row's file and its place there, and the columns with keys and order."""
+
+    keyed: KeyedRows
+    files: Numbers
+    places: Numbers
+    rows: pa.Table
+
+
+def find(
+    spark: Callable[[], SparkSession], lakehouse: Lakehouse, keys: Keys, new: BronzeRows, history: History
+) -> pa.Table | None:
+    """`FILE` (its path) and `ROW` of the new rows that were sent twice; None: there is too much to compare in this process.
+
+    Hashes of all new keys are in memory; the workers look for these in silver, and what has one of them is compared.
+    """
+    with KeyReader(keys) as reader:
+        added = _read_new(reader, keys, new)
+        if added is None:
+            return None
+        ordered = np.sort(added.keyed.hashes)
+        known = _known(spark, lakehouse, keys, new.columns, history, ordered)
+        if known is None:
+            return None
+        again = np.unique(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
+        which = np.flatnonzero(Hashes.of(again).holds(added.keyed.hashes))
+        rows = added.rows.take(pa.array(which))
+        texts = reader.texts(rows, added.keyed.entries[which])
+    left_out = which[_left_out(keys, added.keyed, which, rows, texts, known)]
+    paths = pa.array(new.files.paths, pa.string()).take(pa.array(added.files[left_out]))
+    return pa.table({FILE: paths, ROW: added.places[left_out]})
+
+
+def _read_new(reader: KeyReader, keys: Keys, new: BronzeRows) -> _NewKeys | None:
+    """The keys of the new rows; None: they have more than `MOST_NEW_BYTES`."""
+    order = [OWN_COLUMNS.field(name) for name in ORDER]
+    named = [f for f in new.columns if f.name in keys.columns and f.name not in ORDER]
+    kept = [*ORDER, keys.entity, *dict.fromkeys(name for entry in keys.entries for name in entry.key)]
+    nothing = np.zeros(0, np.int64)
+    parts = [_NewKeys(KeyedRows.none(), nothing, nothing, pa.schema([*order, *named]).empty_table().select(kept))]
+    size = 0
+    for number, path in enumerate(new.files.paths):
+        kept_out = new.violations.kept_out(path)
+        for first, rows in numbered_parts(new.bronze, pa.schema([*order, *named]), [path]):
+            keyed = reader.of(rows)
+            takes_part = keyed.entries >= 0
+            if new.above is not None:
+                takes_part &= pc.fill_null(pc.greater(rows.column("_batch"), new.above), False).to_numpy()
+            begin, end = np.searchsorted(kept_out, [first, first + rows.num_rows])
+            takes_part[kept_out[begin:end] - first] = False
+            which = np.flatnonzero(takes_part)
+            taken = rows.select(kept).take(pa.array(which)) if len(which) < rows.num_rows else rows.select(kept)
+            parts.append(_NewKeys(keyed.take(which), np.full(len(which), number), which + first, taken))
+            size += buffer_bytes(taken)
+            if size > MOST_NEW_BYTES:
+                return None
+    files = np.concatenate([part.files for part in parts])
+    places = np.concatenate([part.places for part in parts])
+    rows_of_all = pa.concat_tables([part.rows for part in parts])
+    return _NewKeys(KeyedRows.of([part.keyed for part in parts]), files, places, rows_of_all)
+
+
+def _known(
+    spark: Callable[[], SparkSession],
+    lakehouse: Lakehouse,
+    keys: Keys,
+    columns: pa.Schema,
+    history: History,
+    hashes: npt.NDArray[np.uint64],
+) -> pa.Table | None:
+    """Rows of silver with one of these hashes, as `KNOWN`; None: they are too many."""
+    tasks = history.in_tasks() if history.files and len(hashes) else []
+    schema = pa.schema([f for f in columns if f.name in keys.columns and f.name != keys.entity])
+    job = FindKnown(lakehouse, keys, schema, Hashes.of(hashes), tasks)
+    if history.rows <= FEW_ROWS:
+        found = [job.stage([pa.RecordBatch.from_pydict({"id": list(range(len(tasks)))})])]
+    else:
+        found = job.collect(task_numbers(spark(), len(tasks)))
+    rows = pa.concat_tables([KNOWN.empty_table(), *chain.from_iterable(task.rows for task in found)])
+    return None if any(task.crowded for task in found) or rows.num_rows > MOST_KNOWN_ROWS else rows
+
+
+def _left_out(
+    keys: Keys, added: KeyedRows, which: Numbers, rows: pa.Table, texts: pa.Array, known: pa.Table
+) -> npt.NDArray[np.bool_]:
+    """Mask of the new rows of these numbers that were sent twice; `known`: rows of silver, some with the same keys."""
+    old = known.num_rows
+    nothing = np.zeros(old, np.int64)
+    texts = pa.chunked_array([*known.column(KEY).chunks, texts], pa.string())
+    groups = texts.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    topics = rows.column("_kafka_topic_id").combine_chunks().dictionary_encode()
+    ranks = np.argsort(np.argsort(topics.dictionary.to_numpy(zero_copy_only=False)))
+    topic = pa.array(ranks, pa.int64()).take(topics.indices)
+    of_new = [topic, *(rows.column(name).cast(pa.int64()) for name in ("_kafka_partition", "_kafka_offset"))]
+    places = [np.concatenate([nothing, values.fill_null(-1).to_numpy()]) for values in of_new]
+    batch = np.concatenate([nothing - 1, rows.column("_batch").to_numpy()])
+    order = np.lexsort((*places[::-1], batch, groups))
+    entries = np.concatenate([known.column(ENTRY).to_numpy(), added.entries[which]])
+    times = np.concatenate([known.column(TIME).to_numpy(), added.times[which]])
+    is_old = np.arange(len(groups)) < old
+    mask = np.zeros(len(groups), bool)
+    windows = np.array(keys.windows_us, np.int64)[entries]
+    mask[order] = duplicates(groups[order], times[order], is_old[order], windows[order])
+    return mask[old:]

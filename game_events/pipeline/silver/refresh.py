@@ -130,25 +130,25 @@ def _stage_from_watermark(
 
 def _history(run: SilverRun, decisions: Decisions) -> History:
     """What silver has of the games with rows above the low watermark; nothing if no row can be a duplicate."""
-    plan = run.source.duplicates
-    if not plan.entries:
+    keys = run.source.keys
+    if not keys.entries:
         return History()
     floor = run.state.floor(Layer.SILVER)
-    above = {game: floor for game in run.state.games if plan.applies_to(game)}
+    above = {game: floor for game in run.state.games if keys.applies_to(game)}
     new = _new_rows(run, above)
     starts = starts_of(run, decisions, sorted(new.games), redecide=False)
-    return History.of(plan, new, {game: start.continued for game, start in starts.items() if isinstance(start, GameStart)})
+    return History.of(keys, new, {game: start.continued for game, start in starts.items() if isinstance(start, GameStart)})
 
 
 def _new_rows(run: SilverRun, above: Mapping[str, int]) -> NewRows:
     source = run.source
     paths = selection(source.handle, min(above.values(), default=source.batch)).paths
-    return new_rows(source.duplicates, run.pipeline.bronze, source.base, paths, above)
+    return new_rows(source.keys, run.pipeline.bronze, source.base, paths, above)
 
 
 def _is_compared(run: SilverRun, history: History, game: str, start: GameStart) -> bool:
     """Whether the rows that a game's table has now are those that its new rows were compared with."""
-    if not run.source.duplicates.applies_to(game):
+    if not run.source.keys.applies_to(game):
         return True
     return history.is_of(game, start.continued, run.source.bronze)
 
@@ -179,11 +179,11 @@ def _stage_from_tables(
 
 def _own(run: SilverRun, starts: Mapping[str, GameStart]) -> History:
     """What the tables have that rows are added to."""
-    plan = run.source.duplicates
-    above = {game: start.read_after for game, start in starts.items() if start.continued is not None and plan.applies_to(game)}
+    keys = run.source.keys
+    above = {game: start.read_after for game, start in starts.items() if start.continued is not None and keys.applies_to(game)}
     if not above:
         return History()
-    return History.of(plan, _new_rows(run, above), {game: starts[game].continued for game in above})
+    return History.of(keys, _new_rows(run, above), {game: starts[game].continued for game in above})
 
 
 def _is_only_copy(pipeline: Pipeline, game: str, start: GameStart) -> bool:
@@ -220,7 +220,7 @@ def _stage_admitted(run: SilverRun, decisions: Decisions, history: History) -> t
     routing = Routing.of_all(settings, known)
     work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out, history)
     result = None
-    if run.one_pass is not None and not left_out and not run.source.rules.rules and not run.source.duplicates.entries:
+    if run.one_pass is not None and not left_out and not run.source.rules.rules and not run.source.keys.entries:
         # What bronze's job has staged of exactly the files that this job would read, as this job would.
         result = run.one_pass.take(work.files, work.task)
     if result is None:
@@ -356,7 +356,7 @@ def refresh_silver(
         if handle is None or not has_decoded_columns(handle):
             return {}  # there is no record of a selected message type yet
         source = SilverInput.of(pipeline, handle)
-        report.warn(*source.duplicates.notices)
+        report.warn(*source.deduplication[1])
         state = pipeline.progress.read(source.bronze.key)
         for game, why in not_replaced.items():
             state = state.pending(Layer.SILVER, [game], why)

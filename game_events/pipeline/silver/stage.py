@@ -55,12 +55,14 @@ from game_events.pipeline.quality import (
     require_valid,
     without_duplicates,
 )
-from game_events.pipeline.silver.duplicates import Deduplication, History
+from game_events.pipeline.silver.duplicates import BronzeRows, History, find, keys_of
+from game_events.pipeline.silver.duplicates_in_spark import history_rows, sent_twice
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import arrow_schema, quoted, united
+from game_events.workers.duplicates import Keys
 from game_events.workers.fanout import ColumnChoice, FanOut, Routing
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows
@@ -262,13 +264,18 @@ class SilverInput:
     def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
         """Rows with the columns of `base`, transformed, and the columns of the result."""
         entity = self.pipeline.settings.entity_column
-        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations, self.duplicates.kept)
+        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations, self.keys.compared)
 
     @cached_property
-    def duplicates(self) -> Deduplication:
-        """Which rows are the same event; ConfigurationError: they cannot be told by these columns."""
+    def deduplication(self) -> tuple[Keys, list[str]]:
+        """What tells events from each other, and notices; ConfigurationError: these columns cannot."""
         settings = self.pipeline.settings
-        return Deduplication.of(settings, self.pipeline.extensions, self.base) if settings.deduplicate else Deduplication()
+        return keys_of(settings, self.pipeline.extensions, self.base) if settings.deduplicate else (Keys(), [])
+
+    @property
+    def keys(self) -> Keys:
+        """What tells events from each other, if rows may be left out as they were sent twice."""
+        return self.deduplication[0]
 
     @property
     def columns(self) -> StructType:
@@ -348,7 +355,7 @@ class Staging:
     def rows(self) -> DataFrame:
         """Bronze's rows with the column `DECIDED`."""
         rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
-        if self.source.duplicates.entries:
+        if self.source.keys.entries:
             rows = rows.select("*", F.col(file_column(self.files)).alias(FILE), F.col("_metadata.row_index").alias(ROW))
         if self.starts is not None:
             return rows_from(self.source, rows, self.starts)
@@ -418,11 +425,25 @@ class Staging:
         if outcome is None:
             return read
         source = self.source
-        spark = source.pipeline.spark
-        violating = find_violations(spark, outcome, self.files, source.columns, read.above) if source.rules.rules else None
-        duplicates = self._all_duplicates if outcome.deduplicates else None
-        too_many = (source.rules.rules and violating is None) or (outcome.deduplicates and duplicates is None)
-        return None if too_many else replace(read, violations=kept_out(outcome, self.files, violating, duplicates))
+        violating = twice = None
+        if source.rules.rules:
+            violating = find_violations(source.pipeline.spark, outcome, self.files, source.columns, read.above)
+            if violating is None:
+                return None
+        if outcome.deduplicates:
+            kept = kept_out(outcome, self.files, violating, None)
+            twice = self._sent_twice_in(BronzeRows(source.pipeline.bronze, source.base, self.files, read.above, kept))
+            if twice is None:
+                return None
+        return replace(read, violations=kept_out(outcome, self.files, violating, twice))
+
+    def _sent_twice_in(self, new: BronzeRows) -> pa.Table | None:
+        """`FILE` and `ROW` of the rows that were sent twice, found in this process or by Spark; None: they are too many."""
+        pipeline = self.source.pipeline
+        twice = None
+        if not new.is_many:
+            twice = find(pipeline.get_spark, pipeline.lakehouse, self.source.keys, new, self.history)
+        return self._all_duplicates if twice is None else twice
 
     @cached_property
     def _all_duplicates(self) -> pa.Table | None:
@@ -443,8 +464,8 @@ class Staging:
         rows = self.rows() if part is None else self.rows().where(self._named(part))
         if source.rules.rules or already_rejected is not None:
             rows = judge(source.rules, rows, already_rejected).where(F.col(DISPOSITION).isin(KEEP, READMIT))
-        old = self.history.rows(source.pipeline.spark, source.duplicates, source.columns)
-        return source.duplicates.left_out(rows, old, self.files.rows)
+        old = history_rows(source.pipeline.spark, source.keys, self.history, source.columns)
+        return sent_twice(source.keys, rows, old, self.files.rows)
 
     def _sent_by_spark(
         self, part: Collection[str] | None, games: int, already_rejected: DataFrame | None, task: FanOut
@@ -569,7 +590,7 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, GameSta
 
 def _outcome(source: SilverInput, *, has_held_rows: bool) -> RuleOutcome | None:
     rules = source.rules
-    deduplicates = bool(source.duplicates.entries)
+    deduplicates = bool(source.keys.entries)
     if not rules.rules and not has_held_rows and not deduplicates:
         return None
     rejects = rules.has("quarantine")

@@ -14,7 +14,7 @@ from game_events.lakehouse.tables import paths
 from game_events.pipeline import quality
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.silver import duplicates, stage
+from game_events.pipeline.silver import duplicates, duplicates_in_spark, stage
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.tables import put, rows
 from game_events_tests.support.worlds.quality import rule
@@ -123,7 +123,7 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("how", ["workers", "Spark", "too many", "shuffled"])
+@pytest.mark.parametrize("how", ["this process", "much history", "Spark", "too many", "many rows"])
 @pytest.mark.parametrize("entries", ENTRIES.values(), ids=ENTRIES)
 def test_whatever_way_rows_come_to_silver_it_has_the_first_of_each_event(make_settings, make_pipeline, monkeypatch, entries, how):
     if how == "Spark":
@@ -131,9 +131,13 @@ def test_whatever_way_rows_come_to_silver_it_has_the_first_of_each_event(make_se
     if how == "too many":
         for module in (quality, stage):
             monkeypatch.setattr(module, "MOST_VIOLATIONS", 3)
-    if how == "shuffled":
-        monkeypatch.setattr(duplicates, "MOST_SENT_HASHES", 0)
-        monkeypatch.setattr(duplicates, "ROWS_AT_ONCE", 7)
+    if how == "many rows":
+        monkeypatch.setattr(duplicates, "MOST_NEW_ROWS", 0)
+        monkeypatch.setattr(duplicates_in_spark, "MOST_SENT_HASHES", 0)
+        monkeypatch.setattr(duplicates_in_spark, "ROWS_AT_ONCE", 7)
+    if how == "much history":
+        monkeypatch.setattr(duplicates, "FEW_ROWS", 0)
+        monkeypatch.setattr(duplicates, "HISTORY_TASK_ROWS", 10)
     sent = Sent(how)
     pipeline = make_pipeline(make_settings(deduplicate=entries))
     reported = {}
