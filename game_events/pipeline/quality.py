@@ -13,6 +13,7 @@ others are marked as replayed (`silver.commit.noted`).
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -323,10 +324,19 @@ def _paths(addresses: pa.ChunkedArray, files: FileSelection) -> pa.Array:
     return pa.array(paths, pa.string()).take(encoded.indices)
 
 
+#: Names of files that Spark has as the log has them.
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def plain_names(files: FileSelection) -> list[str] | None:
+    """Name of each file, as Spark's metadata has it; None: names do not tell them apart, or Spark may write them otherwise."""
+    names = [path.rpartition("/")[2] for path in files.paths]
+    return names if len(set(names)) == len(names) and all(map(_PLAIN.fullmatch, names)) else None
+
+
 def file_column(files: FileSelection) -> str:
     """The column of Spark's metadata that tells these files from each other, the shortest."""
-    names = {path.rpartition("/")[2] for path in files.paths}
-    return "_metadata.file_name" if len(names) == len(files.paths) else "_metadata.file_path"
+    return "_metadata.file_path" if plain_names(files) is None else "_metadata.file_name"
 
 
 def _by_path(places: pa.Table, schema: pa.Schema) -> dict[str, bytes]:

@@ -6,8 +6,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from hashlib import blake2b
 from math import log2
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import FilePart, read_parts
-from game_events.lakehouse.duckdb_connection import connect, identifier, text
+from game_events.lakehouse.duckdb_connection import connect, identifier
 from game_events.lakehouse.tables import Lakehouse, game_of_silver
 from game_events.rules import Deduplicate
 from game_events.workers.job import WorkerJob, numbers_of
@@ -54,6 +55,7 @@ ROWS_AT_ONCE = 250_000
 Numbers = npt.NDArray[np.int64]
 HashArray = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class KeyReader:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
+        self._numbered = list(enumerate(keys.entries))
         self._connection = connect()
         self._connection.execute("SET threads = 1")
 
@@ -140,74 +143,87 @@ class KeyReader:
     def __exit__(self, *_error: object) -> None:
         self._connection.close()
 
-    def of(self, rows: pa.Table, game: str | None = None) -> KeyedRows:
-        """The keys of rows, of one game or of those that they name."""
-        names = rows.column_names
-        numbers = " ".join(f"WHEN {self._is_mine(e, game, names)} THEN {self._number(n, game)}" for n, e in self._numbered)
-        hashes = " ".join(f"WHEN {n} THEN hash({n}, {', '.join(self._values(e, game))})" for n, e in self._numbered)
-        entry = identifier(ENTRY)
-        self._connection.register("new_rows", rows)
-        made = self._result(
-            f"SELECT {entry}, CASE {entry} {hashes} ELSE 0 END AS {identifier(HASH)} "  # noqa: S608 - quoted
-            f"FROM (SELECT *, (CASE {numbers} ELSE -1 END)::INTEGER AS {entry} FROM new_rows)"
-        )
-        entries = made.column(ENTRY).to_numpy()
-        return KeyedRows(entries, made.column(HASH).to_numpy().astype(np.uint64, copy=False), self._times(rows, entries))
+    def of(self, rows: pa.Table, games: pa.DictionaryArray | str) -> KeyedRows:
+        """The keys of rows, of these games or of one."""
+        entries = np.full(rows.num_rows, -1, np.int32)
+        for number, entry in reversed(self._numbered):  # the first that a row belongs to counts
+            mine = self._are_of(entry, rows, games)
+            entries[mine] = np.where(self._are_whole(entry, rows, games)[mine], number, -1)
+        made = self._result("rows_to_hash", rows, [f"hash({n}, {_list(e.key)})" for n, e in self._numbered])
+        hashes = _of_entry([column.to_numpy() for column in made.columns], entries)
+        return KeyedRows(entries, hashes ^ _numbers_of(games), self._times(rows, entries))
 
-    def texts(self, rows: pa.Table, entries: npt.NDArray[np.int32], game: str | None = None) -> pa.Array:
-        """The keys of rows as texts, different for different keys, games and entries."""
-        self._connection.register("keyed_rows", rows.append_column(ENTRY, pa.array(entries)))
-        texts = " ".join(f"WHEN {n} THEN {_as_text(n, self._values(e, game))}" for n, e in self._numbered)
-        made = self._result(f"SELECT CASE {identifier(ENTRY)} {texts} END AS {KEY} FROM keyed_rows")  # noqa: S608 - quoted
-        return made.column(KEY).combine_chunks().cast(pa.string())
+    def texts(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> pa.Array:
+        """The keys of rows as texts, different for different keys and entries."""
+        texts = (f"WHEN {n} THEN {_as_text(n, e.key)}" for n, e in self._numbered)
+        case = f"CASE {identifier(ENTRY)} {' '.join(texts)} END"
+        made = self._result("rows_to_name", rows.append_column(ENTRY, pa.array(entries)), [case])
+        return made.column(0).combine_chunks().cast(pa.string())
 
-    def _result(self, query: str) -> pa.Table:
-        return self._connection.sql(query).to_arrow_table()
+    def _result(self, view: str, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+        self._connection.register(view, rows)
+        return self._connection.sql(f"SELECT {', '.join(columns)} FROM {view}").to_arrow_table()  # noqa: S608 - quoted
 
-    @property
-    def _numbered(self) -> list[tuple[int, Deduplicate]]:
-        return list(enumerate(self._keys.entries))
-
-    def _values(self, entry: Deduplicate, game: str | None) -> list[str]:
-        named = identifier(self._keys.entity) if game is None else text(game)
-        return [named, *map(identifier, entry.key)]
-
-    def _is_mine(self, entry: Deduplicate, game: str | None, names: Sequence[str]) -> str:
-        """Whether a row is of a game and a type of the entry."""
-        conditions = ["TRUE"]
+    def _are_of(self, entry: Deduplicate, rows: pa.Table, games: pa.DictionaryArray | str) -> Mask:
+        """Which rows are of a game and a type of the entry."""
+        mask = np.ones(rows.num_rows, bool)
         if entry.games:
-            conditions.append(f"{self._values(entry, game)[0]} IN ({', '.join(map(text, entry.games))})")
+            mask &= _are_in(games, entry.games)
         if entry.types:
-            types = ", ".join(map(text, entry.types))
-            conditions.append(f"{identifier(MESSAGE_TYPE)} IN ({types})" if MESSAGE_TYPE in names else "FALSE")
-        return " AND ".join(conditions)
+            types = rows.column(MESSAGE_TYPE) if MESSAGE_TYPE in rows.column_names else pa.nulls(rows.num_rows, pa.string())
+            mask &= pc.is_in(types, value_set=pa.array(entry.types)).to_numpy(zero_copy_only=False)
+        return mask
 
-    def _number(self, number: int, game: str | None) -> str:
-        """The entry's number, or -1 for a row that lacks a value."""
-        entry = self._keys.entries[number]
-        needed = [*self._values(entry, game), identifier(self._keys.time_of(entry))]
-        return f"(CASE WHEN {' AND '.join(f'{value} IS NOT NULL' for value in needed)} THEN {number} ELSE -1 END)"
+    def _are_whole(self, entry: Deduplicate, rows: pa.Table, games: pa.DictionaryArray | str) -> Mask:
+        """Which rows have all values that are compared."""
+        mask = np.ones(rows.num_rows, bool)
+        for name in (*entry.key, self._keys.time_of(entry)):
+            if rows.column(name).null_count:
+                mask &= pc.is_valid(rows.column(name)).to_numpy()
+        if isinstance(games, pa.DictionaryArray) and games.null_count:
+            mask &= pc.is_valid(games).to_numpy(zero_copy_only=False)
+        return mask
 
     def _times(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> Numbers:
-        times = np.zeros(rows.num_rows, np.int64)
-        for column in self._keys.times:
-            micros = micros_of(rows.column(column)).fill_null(0).to_numpy()
-            numbers = [n for n, entry in self._numbered if self._keys.time_of(entry) == column]
-            times = np.where(np.isin(entries, numbers), micros, times) if len(self._keys.times) > 1 else micros
-        return times
+        micros = {column: micros_of(rows.column(column)).fill_null(0).to_numpy() for column in self._keys.times}
+        return _of_entry([micros[self._keys.time_of(entry)] for entry in self._keys.entries], entries)
+
+
+def _of_entry(values: Sequence[npt.NDArray[Number]], entries: npt.NDArray[np.int32]) -> npt.NDArray[Number]:
+    """Of the values of each entry those of the rows' own ones."""
+    return values[0] if len(values) == 1 else np.choose(np.maximum(entries, 0), values)
+
+
+def _are_in(games: pa.DictionaryArray | str, wanted: Sequence[str]) -> Mask | bool:
+    if isinstance(games, str):
+        return games in wanted
+    are_in = pc.is_in(games.dictionary, value_set=pa.array(wanted)).take(games.indices)
+    return np.asarray(are_in.fill_null(False).to_numpy(zero_copy_only=False), bool)
+
+
+def _numbers_of(games: pa.DictionaryArray | str) -> HashArray | np.uint64:
+    """A number for each row's game, as good as different for different games."""
+    if isinstance(games, str):
+        return np.uint64(int.from_bytes(blake2b(games.encode(), digest_size=8).digest(), "big"))
+    numbers = pa.array([int(_numbers_of(str(name))) for name in games.dictionary.to_pylist()], pa.uint64())
+    return np.asarray(numbers.take(games.indices).fill_null(0).to_numpy(), np.uint64)
+
+
+def _list(columns: Iterable[str]) -> str:
+    return ", ".join(map(identifier, columns))
+
+
+def _as_text(number: int, columns: Sequence[str]) -> str:
+    """Values as one text, with their lengths, so that no two lists of values give the same one."""
+    parts = [f"'{number}'"]
+    for column in map(identifier, columns):
+        parts += ["':'", f"length({column}::VARCHAR)", "':'", f"{column}::VARCHAR"]
+    return f"concat({', '.join(parts)})"
 
 
 def micros_of(times: pa.ChunkedArray) -> pa.ChunkedArray:
     """Times as microseconds since 1970."""
     return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
-
-
-def _as_text(number: int, values: Sequence[str]) -> str:
-    """Values as one text, with their lengths, so that no two lists of values give the same one."""
-    parts = [f"'{number}'"]
-    for value in values:
-        parts += ["':'", f"length(({value})::VARCHAR)", "':'", f"({value})::VARCHAR"]
-    return f"concat({', '.join(parts)})"
 
 
 #: Bits of a set's table for each of its hashes, and at least and at most: of hashes that are not in it, one in so many is taken
@@ -290,12 +306,13 @@ class FindKnown(WorkerJob[KnownRows]):
         game = game_of_silver(part.table)
         table = self.lakehouse.table(part.table)
         for rows in read_parts(table, self.schema, [part.path], row_groups=slice(part.number, None, part.of)):
-            keyed = reader.of(rows, game)
+            keyed = reader.of(rows, str(game))
             mine = np.flatnonzero((keyed.entries >= 0) & self.hashes.holds(keyed.hashes))
             if len(mine):
                 entries = keyed.entries[mine]
-                texts = reader.texts(rows.take(pa.array(mine)), entries, game)
-                columns = [texts, pa.array(keyed.hashes[mine]), pa.array(entries), pa.array(keyed.times[mine])]
+                texts = reader.texts(rows.take(pa.array(mine)), entries)
+                named = pc.binary_join_element_wise(str(game), texts, " ")
+                columns = [named, pa.array(keyed.hashes[mine]), pa.array(entries), pa.array(keyed.times[mine])]
                 yield pa.Table.from_arrays(columns, schema=KNOWN)
 
 

@@ -13,7 +13,7 @@ the same (`duplicates_in_spark`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
@@ -69,12 +69,13 @@ MARGIN_US = 1_000_000
 MOST_NEW_ROWS, MOST_NEW_BYTES = 4_000_000, 512 * 1024 * 1024
 
 #: Rows of silver that this process looks at by itself, in less time than a Spark job takes to start; of one task of a job.
-FEW_ROWS, HISTORY_TASK_ROWS = 500_000, 5_000_000
+FEW_ROWS, HISTORY_TASK_ROWS = 2_000_000, 5_000_000
 
 #: Rows of silver that are compared in this process at most.
 MOST_KNOWN_ROWS = 2_000_000
 
 Numbers = npt.NDArray[np.int64]
+_NOTHING = np.zeros(0, np.int64)
 
 
 def keys_of(settings: Settings, extensions: Extensions, columns: pa.Schema) -> tuple[Keys, list[str]]:
@@ -134,40 +135,135 @@ def _refuse_transformed(where: str, entry: Deduplicate, extensions: Extensions) 
 
 
 @dataclass(frozen=True)
+class NewKeys:
+    """Keys of new rows, in the order of their files: of each row its file's number in `paths`, and its place there.
+
+    `rows`: columns with keys and order, and the game as `KEY`.
+    """
+
+    keyed: KeyedRows
+    paths: Sequence[str]
+    files: Numbers
+    places: Numbers
+    rows: pa.Table
+
+    def without(self, violations: Violations) -> npt.NDArray[np.intp]:
+        """The numbers of the rows that rules let into silver."""
+        takes_part = np.ones(len(self.files), bool)
+        for number, path in enumerate(self.paths):
+            kept_out = violations.kept_out(path)
+            if len(kept_out):
+                of_file = slice(*np.searchsorted(self.files, [number, number + 1]))
+                takes_part[of_file] = ~np.isin(self.places[of_file], kept_out)
+        return np.flatnonzero(takes_part)
+
+
+@dataclass(frozen=True)
 class NewRows:
     """New rows of games that may have been sent twice.
 
     `games`: those with new rows. `times`: column -> game -> stretches of time, their first and last microseconds, ascending.
+    `keys`: of all new rows; None: they were not asked for, or are too many for this process.
     """
 
-    games: frozenset[str]
-    times: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]
+    games: frozenset[str] = frozenset()
+    times: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]] = field(default_factory=dict)
+    keys: NewKeys | None = None
 
 
-def new_rows(keys: Keys, bronze: Table, columns: pa.Schema, paths: Iterable[str], above: Mapping[str, int]) -> NewRows:
-    """The new rows in files of bronze; read here, without Spark: the columns with game, batch and times.
+@dataclass
+class _Reader:
+    """Reads new rows of bronze, part by part; without Spark, as they are few, or few columns.
 
-    `above`: game -> its rows of later batches are new; other games are not looked at.
+    `above`: rows of later batches are new: a batch, or those of each game. `games`: whose times are noted.
     """
+
+    keys: Keys
+    above: Mapping[str, int] | int
+    games: Collection[str]
+    names: set[str] = field(default_factory=set)
+    stretches: dict[str, list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
+
+    def is_new(self, rows: pa.Table, games: pa.DictionaryArray) -> npt.NDArray[np.bool_]:
+        """Mask of the new rows; notes their games and times."""
+        bounds: int | pa.Array = 0
+        if isinstance(self.above, int):
+            bounds = self.above
+        else:
+            bounds = pa.array([self.above.get(name) for name in games.dictionary.to_pylist()], pa.int64()).take(games.indices)
+        later = pc.fill_null(pc.greater(rows.column("_batch"), bounds), False)
+        is_known = pa.array([name in self.games for name in games.dictionary.to_pylist()], pa.bool_()).take(games.indices)
+        noted = pc.and_(later, is_known.fill_null(False))
+        codes = games.indices.filter(noted.combine_chunks())
+        names = games.dictionary.to_pylist()
+        self.names.update(names[code] for code in pc.unique(codes).to_pylist())
+        for column, window in self.keys.times.items():
+            of_codes = _stretches(codes, rows.column(column).filter(noted), window)
+            named = games.dictionary.take(of_codes.column("game").combine_chunks())
+            self.stretches[column].append(of_codes.set_column(0, "game", named))
+        return np.asarray(later.to_numpy(), bool)
+
+    def new_rows(self, keys: NewKeys | None) -> NewRows:
+        """What was read."""
+        times = {column: _by_game(parts) for column, parts in self.stretches.items()}
+        return NewRows(frozenset(self.names), times, keys)
+
+
+def new_times(keys: Keys, bronze: Table, columns: pa.Schema, files: FileSelection, above: Mapping[str, int]) -> NewRows:
+    """The games and times of new rows in files of bronze; `above`: game -> its rows of later batches are new."""
     wanted = pa.schema([f for f in columns if f.name in (keys.entity, "_batch", *keys.times)])
-    names = set[str]()
-    parts = defaultdict[str, list[pa.Table]](list)
-    for rows in read_parts(bronze, wanted, paths):
-        encoded = rows.column(keys.entity).combine_chunks().dictionary_encode()
-        bounds = pa.array([above.get(name) for name in encoded.dictionary.to_pylist()], pa.int64()).take(encoded.indices)
-        is_new = pc.fill_null(pc.greater(rows.column("_batch"), bounds), False)
-        new = rows.filter(is_new)
-        names.update(pc.unique(new.column(keys.entity)).to_pylist())
-        for column, window in keys.times.items():
-            parts[column].append(_stretches(new.column(keys.entity), new.column(column), window))
-    return NewRows(frozenset(names), {column: _by_game(stretches) for column, stretches in parts.items()})
+    reader = _Reader(keys, above, above.keys())
+    for rows in read_parts(bronze, wanted, files.paths):
+        reader.is_new(rows, _games(rows, keys))
+    return reader.new_rows(None)
 
 
-def _stretches(games: pa.ChunkedArray, times: pa.ChunkedArray, window: int) -> pa.Table:
-    """Game -> first and last time of its rows in each stretch as long as a window."""
+def new_keys(
+    keys: Keys, bronze: Table, columns: pa.Schema, files: FileSelection, above: int, games: Collection[str]
+) -> NewRows:
+    """The new rows, of batches after one, in files of bronze: games and times of these games, and the keys of all rows."""
+    if files.rows > MOST_NEW_ROWS or not files.rows_known:
+        return new_times(keys, bronze, columns, files, dict.fromkeys(games, above))
+    order = [OWN_COLUMNS.field(name) for name in ORDER]
+    wanted = pa.schema([*order, *(f for f in columns if f.name in keys.columns and f.name not in ORDER)])
+    kept = [*ORDER, *dict.fromkeys(name for entry in keys.entries for name in entry.key)]
+    parts = [NewKeys(KeyedRows.none(), (), _NOTHING, _NOTHING, wanted.empty_table().select(kept))]
+    reading = _Reader(keys, above, games)
+    size = 0
+    with KeyReader(keys) as reader:
+        for number, path in enumerate(files.paths):
+            for first, rows in numbered_parts(bronze, wanted, [path]):
+                named = _games(rows, keys)
+                is_new = reading.is_new(rows, named)
+                size += buffer_bytes(rows)
+                if size > MOST_NEW_BYTES:
+                    parts = []
+                if not parts:
+                    continue
+                keyed = reader.of(rows, named)
+                which = np.flatnonzero((keyed.entries >= 0) & is_new)
+                taken = rows.select(kept).append_column(KEY, named)
+                taken = taken.take(pa.array(which)) if len(which) < rows.num_rows else taken
+                parts.append(NewKeys(keyed.take(which), (), np.full(len(which), number), which + first, taken))
+    return reading.new_rows(_together(parts, files.paths) if parts else None)
+
+
+def _together(parts: Sequence[NewKeys], paths: Sequence[str]) -> NewKeys:
+    files = np.concatenate([part.files for part in parts])
+    places = np.concatenate([part.places for part in parts])
+    rows = pa.concat_tables([part.rows for part in parts[1:]]) if len(parts) > 1 else parts[0].rows
+    return NewKeys(KeyedRows.of([part.keyed for part in parts]), paths, files, places, rows)
+
+
+def _games(rows: pa.Table, keys: Keys) -> pa.DictionaryArray:
+    return rows.column(keys.entity).combine_chunks().dictionary_encode()
+
+
+def _stretches(games: pa.Array, times: pa.ChunkedArray, window: int) -> pa.Table:
+    """Number of a game -> first and last time of its rows in each stretch as long as a window."""
     micros = micros_of(times)
     rows = pa.table({"game": games, "number": pc.divide(micros, window), "first": micros, "last": micros})
-    return _joined([rows.filter(pc.is_valid(micros))], ["game", "number"])
+    return _joined([rows.filter(pc.is_valid(micros)) if micros.null_count else rows], ["game", "number"])
 
 
 def _joined(parts: Sequence[pa.Table], by: list[str]) -> pa.Table:
@@ -249,86 +345,31 @@ def _may_hold(actions: pa.Table, column: str, first: Numbers, last: Numbers, win
     return np.asarray(reaches | ~known)
 
 
-@dataclass(frozen=True)
-class BronzeRows:
-    """New rows in files of bronze that workers read themselves.
-
-    `columns`: silver's. `above`: only rows of later batches; None: all. `violations`: what rules keep out takes no part.
-    """
-
-    bronze: Table
-    columns: pa.Schema
-    files: FileSelection
-    above: int | None
-    violations: Violations
-
-    @property
-    def is_many(self) -> bool:
-        """Whether there are too many for this process."""
-        return self.files.rows > MOST_NEW_ROWS or not self.files.rows_known
-
-
-@dataclass(frozen=True)
-class _NewKeys:
-    """Keys of new rows, the number of each row's file and its place there, and the columns with keys and order."""
-
-    keyed: KeyedRows
-    files: Numbers
-    places: Numbers
-    rows: pa.Table
-
-
 def find(
-    spark: Callable[[], SparkSession], lakehouse: Lakehouse, keys: Keys, new: BronzeRows, history: History
+    spark: Callable[[], SparkSession],
+    lakehouse: Lakehouse,
+    keys: Keys,
+    columns: pa.Schema,
+    new: NewKeys,
+    violations: Violations | None,
+    history: History,
 ) -> pa.Table | None:
     """`FILE` (its path) and `ROW` of the new rows that were sent twice; None: there is too much to compare in this process.
 
     Hashes of all new keys are in memory; the workers look for these in silver, and what has one of them is compared.
+    `columns`: silver's. `violations`: what rules keep out takes no part.
     """
-    with KeyReader(keys) as reader:
-        added = _read_new(reader, keys, new)
-        if added is None:
-            return None
-        ordered = np.sort(added.keyed.hashes)
-        known = _known(spark, lakehouse, keys, new.columns, history, ordered)
-        if known is None:
-            return None
-        again = np.unique(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
-        which = np.flatnonzero(Hashes.of(again).holds(added.keyed.hashes))
-        rows = added.rows.take(pa.array(which))
-        texts = reader.texts(rows, added.keyed.entries[which])
-    left_out = which[_left_out(keys, added.keyed, which, rows, texts, known)]
-    paths = pa.array(new.files.paths, pa.string()).take(pa.array(added.files[left_out]))
-    return pa.table({FILE: paths, ROW: added.places[left_out]})
-
-
-def _read_new(reader: KeyReader, keys: Keys, new: BronzeRows) -> _NewKeys | None:
-    """The keys of the new rows; None: they have more than `MOST_NEW_BYTES`."""
-    order = [OWN_COLUMNS.field(name) for name in ORDER]
-    named = [f for f in new.columns if f.name in keys.columns and f.name not in ORDER]
-    kept = [*ORDER, keys.entity, *dict.fromkeys(name for entry in keys.entries for name in entry.key)]
-    nothing = np.zeros(0, np.int64)
-    parts = [_NewKeys(KeyedRows.none(), nothing, nothing, pa.schema([*order, *named]).empty_table().select(kept))]
-    size = 0
-    for number, path in enumerate(new.files.paths):
-        kept_out = new.violations.kept_out(path)
-        for first, rows in numbered_parts(new.bronze, pa.schema([*order, *named]), [path]):
-            keyed = reader.of(rows)
-            takes_part = keyed.entries >= 0
-            if new.above is not None:
-                takes_part &= pc.fill_null(pc.greater(rows.column("_batch"), new.above), False).to_numpy()
-            begin, end = np.searchsorted(kept_out, [first, first + rows.num_rows])
-            takes_part[kept_out[begin:end] - first] = False
-            which = np.flatnonzero(takes_part)
-            taken = rows.select(kept).take(pa.array(which)) if len(which) < rows.num_rows else rows.select(kept)
-            parts.append(_NewKeys(keyed.take(which), np.full(len(which), number), which + first, taken))
-            size += buffer_bytes(taken)
-            if size > MOST_NEW_BYTES:
-                return None
-    files = np.concatenate([part.files for part in parts])
-    places = np.concatenate([part.places for part in parts])
-    rows_of_all = pa.concat_tables([part.rows for part in parts])
-    return _NewKeys(KeyedRows.of([part.keyed for part in parts]), files, places, rows_of_all)
+    part = np.arange(len(new.files)) if violations is None else new.without(violations)
+    hashes = new.keyed.hashes[part]
+    ordered = np.sort(hashes)
+    known = _known(spark, lakehouse, keys, columns, history, ordered)
+    if known is None:
+        return None
+    again = np.unique(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
+    which = part[Hashes.of(again).holds(hashes)]
+    left_out = which[_left_out(keys, new.keyed.take(which), new.rows.take(pa.array(which)), known)]
+    paths = pa.array(new.paths, pa.string()).take(pa.array(new.files[left_out]))
+    return pa.table({FILE: paths, ROW: new.places[left_out]})
 
 
 def _known(
@@ -341,6 +382,8 @@ def _known(
 ) -> pa.Table | None:
     """Rows of silver with one of these hashes, as `KNOWN`; None: they are too many."""
     tasks = history.in_tasks() if history.files and len(hashes) else []
+    if not tasks:
+        return KNOWN.empty_table()
     schema = pa.schema([f for f in columns if f.name in keys.columns and f.name != keys.entity])
     job = FindKnown(lakehouse, keys, schema, Hashes.of(hashes), tasks)
     if history.rows <= FEW_ROWS:
@@ -351,25 +394,24 @@ def _known(
     return None if any(task.crowded for task in found) or rows.num_rows > MOST_KNOWN_ROWS else rows
 
 
-def _left_out(
-    keys: Keys, added: KeyedRows, which: Numbers, rows: pa.Table, texts: pa.Array, known: pa.Table
-) -> npt.NDArray[np.bool_]:
-    """Mask of the new rows of these numbers that were sent twice; `known`: rows of silver, some with the same keys."""
+def _left_out(keys: Keys, keyed: KeyedRows, rows: pa.Table, known: pa.Table) -> npt.NDArray[np.bool_]:
+    """Mask of the new rows that were sent twice; `known`: rows of silver, some with the same keys."""
     old = known.num_rows
-    nothing = np.zeros(old, np.int64)
-    texts = pa.chunked_array([*known.column(KEY).chunks, texts], pa.string())
+    with KeyReader(keys) as reader:
+        texts = pc.binary_join_element_wise(rows.column(KEY).cast(pa.string()), reader.texts(rows, keyed.entries), " ")
+    texts = pa.chunked_array([*known.column(KEY).chunks, *texts.chunks], pa.string())
     groups = texts.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     topics = rows.column("_kafka_topic_id").combine_chunks().dictionary_encode()
     ranks = np.argsort(np.argsort(topics.dictionary.to_numpy(zero_copy_only=False)))
     topic = pa.array(ranks, pa.int64()).take(topics.indices)
-    of_new = [topic, *(rows.column(name).cast(pa.int64()) for name in ("_kafka_partition", "_kafka_offset"))]
-    places = [np.concatenate([nothing, values.fill_null(-1).to_numpy()]) for values in of_new]
-    batch = np.concatenate([nothing - 1, rows.column("_batch").to_numpy()])
-    order = np.lexsort((*places[::-1], batch, groups))
-    entries = np.concatenate([known.column(ENTRY).to_numpy(), added.entries[which]])
-    times = np.concatenate([known.column(TIME).to_numpy(), added.times[which]])
+    places = [topic, *(rows.column(name).cast(pa.int64()) for name in ("_kafka_partition", "_kafka_offset"))]
+    of_all = [np.concatenate([np.zeros(old, np.int64), values.fill_null(-1).to_numpy()]) for values in places]
+    batch = np.concatenate([np.full(old, -1), rows.column("_batch").to_numpy()])
+    order = np.lexsort((*of_all[::-1], batch, groups))
+    entries = np.concatenate([known.column(ENTRY).to_numpy(), keyed.entries])
+    times = np.concatenate([known.column(TIME).to_numpy(), keyed.times])
     is_old = np.arange(len(groups)) < old
-    mask = np.zeros(len(groups), bool)
     windows = np.array(keys.windows_us, np.int64)[entries]
+    mask = np.zeros(len(groups), bool)
     mask[order] = duplicates(groups[order], times[order], is_old[order], windows[order])
     return mask[old:]

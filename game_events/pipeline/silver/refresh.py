@@ -35,7 +35,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
-from game_events.pipeline.silver.duplicates import History, NewRows, new_rows
+from game_events.pipeline.silver.duplicates import History, NewKeys, new_keys, new_times
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, stage_games
 from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.workers.results import FanOutResult
@@ -104,8 +104,8 @@ def _stage_from_watermark(
     pipeline = run.pipeline
     floor = run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
-    history = _history(run, decisions)
-    result, unrouted = _stage_admitted(run, decisions, history)
+    history, new = _history(run, decisions)
+    result, unrouted = _stage_admitted(run, decisions, history, new)
     failpoints.reach("silver_staged")
     passed.unrouted = +unrouted
     passed.failed |= result.failed
@@ -128,22 +128,17 @@ def _stage_from_watermark(
     return starts, result
 
 
-def _history(run: SilverRun, decisions: Decisions) -> History:
-    """What silver has of the games with rows above the low watermark; nothing if no row can be a duplicate."""
+def _history(run: SilverRun, decisions: Decisions) -> tuple[History, NewKeys | None]:
+    """What silver has of the games with rows above the low watermark, and the keys of these rows, if any can be a duplicate."""
     keys = run.source.keys
     if not keys.entries:
-        return History()
+        return History(), None
     floor = run.state.floor(Layer.SILVER)
-    above = {game: floor for game in run.state.games if keys.applies_to(game)}
-    new = _new_rows(run, above)
+    games = set(filter(keys.applies_to, run.state.games))
+    new = new_keys(keys, run.pipeline.bronze, run.source.base, selection(run.source.handle, floor), floor, games)
     starts = starts_of(run, decisions, sorted(new.games), redecide=False)
-    return History.of(keys, new, {game: start.continued for game, start in starts.items() if isinstance(start, GameStart)})
-
-
-def _new_rows(run: SilverRun, above: Mapping[str, int]) -> NewRows:
-    source = run.source
-    paths = selection(source.handle, min(above.values(), default=source.batch)).paths
-    return new_rows(source.keys, run.pipeline.bronze, source.base, paths, above)
+    tables = {game: start.continued for game, start in starts.items() if isinstance(start, GameStart)}
+    return History.of(keys, new, tables), new.keys
 
 
 def _is_compared(run: SilverRun, history: History, game: str, start: GameStart) -> bool:
@@ -183,7 +178,9 @@ def _own(run: SilverRun, starts: Mapping[str, GameStart]) -> History:
     above = {game: start.read_after for game, start in starts.items() if start.continued is not None and keys.applies_to(game)}
     if not above:
         return History()
-    return History.of(keys, _new_rows(run, above), {game: starts[game].continued for game in above})
+    files = selection(run.source.handle, min(above.values()))
+    new = new_times(keys, run.pipeline.bronze, run.source.base, files, above)
+    return History.of(keys, new, {game: starts[game].continued for game in above})
 
 
 def _is_only_copy(pipeline: Pipeline, game: str, start: GameStart) -> bool:
@@ -210,7 +207,9 @@ def _starts_with_due_rows(
     return starts
 
 
-def _stage_admitted(run: SilverRun, decisions: Decisions, history: History) -> tuple[FanOutResult, Counter[str]]:
+def _stage_admitted(
+    run: SilverRun, decisions: Decisions, history: History, new: NewKeys | None
+) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
     pipeline = run.pipeline
     settings = pipeline.settings
@@ -218,7 +217,7 @@ def _stage_admitted(run: SilverRun, decisions: Decisions, history: History) -> t
     left_out = frozenset(run.state.failed_in(Layer.SILVER))
     known = {*run.state.games, *left_out}
     routing = Routing.of_all(settings, known)
-    work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out, history)
+    work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out, history, new)
     result = None
     if run.one_pass is not None and not left_out and not run.source.rules.rules and not run.source.keys.entries:
         # What bronze's job has staged of exactly the files that this job would read, as this job would.

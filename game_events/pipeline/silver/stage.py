@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -52,10 +53,11 @@ from game_events.pipeline.quality import (
     judge,
     kept_out,
     out_of_stack,
+    plain_names,
     require_valid,
     without_duplicates,
 )
-from game_events.pipeline.silver.duplicates import BronzeRows, History, find, keys_of
+from game_events.pipeline.silver.duplicates import History, NewKeys, find, keys_of
 from game_events.pipeline.silver.duplicates_in_spark import history_rows, sent_twice
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
@@ -66,7 +68,18 @@ from game_events.workers.duplicates import Keys
 from game_events.workers.fanout import ColumnChoice, FanOut, Routing
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows
-from game_events.workers.rules import DISPOSITION, FILE, KEEP, READMIT, REJECT, ROW, RULE_RESULT, RuleColumns, RuleOutcome
+from game_events.workers.rules import (
+    DISPOSITION,
+    FILE,
+    KEEP,
+    READMIT,
+    REJECT,
+    ROW,
+    RULE_RESULT,
+    RuleColumns,
+    RuleOutcome,
+    Violations,
+)
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -336,6 +349,7 @@ class Staging:
         starts: game -> its start; None: every game starts there, with nothing decided.
         left_out: without `starts`: games of another pass.
         history: what silver has, if rows may be duplicates.
+        new: keys of the rows above the low watermark; None: Spark finds duplicates.
     """
 
     source: SilverInput
@@ -346,6 +360,7 @@ class Staging:
     decisions: Decisions
     left_out: frozenset[str] = frozenset()
     history: History = field(default_factory=History)
+    new: NewKeys | None = None
 
     @cached_property
     def files(self) -> FileSelection:
@@ -431,22 +446,28 @@ class Staging:
             if violating is None:
                 return None
         if outcome.deduplicates:
-            kept = kept_out(outcome, self.files, violating, None)
-            twice = self._sent_twice_in(BronzeRows(source.pipeline.bronze, source.base, self.files, read.above, kept))
+            twice = self._sent_twice_here(kept_out(outcome, self.files, violating, None)) if violating is not None else None
+            twice = self._all_duplicates if twice is None else twice
             if twice is None:
                 return None
         return replace(read, violations=kept_out(outcome, self.files, violating, twice))
 
-    def _sent_twice_in(self, new: BronzeRows) -> pa.Table | None:
-        """`FILE` and `ROW` of the rows that were sent twice, found in this process or by Spark; None: they are too many."""
-        pipeline = self.source.pipeline
-        twice = None
-        if not new.is_many:
-            twice = find(pipeline.get_spark, pipeline.lakehouse, self.source.keys, new, self.history)
-        return self._all_duplicates if twice is None else twice
+    def _sent_twice_here(self, violations: Violations | None) -> pa.Table | None:
+        """`FILE` and `ROW` of the rows that were sent twice, found without Spark's plan; None: it has to look for them."""
+        source = self.source
+        if self.new is None:
+            return None
+        pipeline = source.pipeline
+        return find(pipeline.get_spark, pipeline.lakehouse, source.keys, source.base, self.new, violations, self.history)
 
     @cached_property
     def _all_duplicates(self) -> pa.Table | None:
+        names = plain_names(self.files)
+        if names is not None and self.starts is None and not self.source.rules.rules:
+            here = self._sent_twice_here(None)
+            if here is not None:
+                by_path = pa.array(names).take(pc.index_in(here.column(FILE), pa.array(self.files.paths)))
+                return here.set_column(0, FILE, by_path)
         return self._duplicates(None, self._already_rejected())
 
     def _duplicates(self, part: Collection[str] | None, already_rejected: DataFrame | None) -> pa.Table | None:
