@@ -1,7 +1,6 @@
 """Silver's load with `DEDUPLICATE` beside the same load without, in turns: new rows beside few and many rows of history.
 
-All of the history is within the window: the most that is read of it. One new row in fifty was sent before, one in a hundred
-twice among the new ones.
+A day has as many rows as are new. One new row in fifty was sent the day before, one in a hundred twice among the new ones.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.rules import Deduplicate
 
 GAMES = 10
-#: Hours of the history, which all are within the window.
-HOURS = 24
-ENTRY = Deduplicate(key=("event_id",), window_h=2 * HOURS)
-#: Rows of history for each new row -> the most that a load may cost, in loads without the setting.
+DAY_H = 24
+#: Days of history -> the most that a load may cost, in loads without the setting.
 HISTORIES = {0.5: 1.5, 25: 2.0}
-WAYS: dict[str, tuple[Deduplicate, ...]] = {"without": (), "with": (ENTRY,)}
+#: A way to load, and the windows in hours: a day and a half, and one that reaches all of the history.
+WITHOUT, WITH, WIDE = "without", "with", "all of it within the window"
+WINDOWS = {WITHOUT: None, WITH: 1.5 * DAY_H, WIDE: 1_000 * DAY_H}
 RESENT, TWICE = 50, 100
-#: Rows that are made at a time; of one file.
+#: Rows of a file of bronze.
 PART = 500_000
 BEGIN_US = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp() * 1e6)
 COLUMNS = pa.schema(
@@ -56,22 +55,23 @@ COLUMNS = pa.schema(
 def deduplicate(arena: Arena) -> list[Figure]:
     """Bronze's new rows to silver; one round of each is left out."""
     figures = list[Figure]()
-    for share, most in HISTORIES.items():
-        old = int(arena.events * share)
-        beside = f"{arena.events:,} new rows beside {old:,}"
+    for days, most in HISTORIES.items():
+        beside = f"{arena.events:,} new rows beside {int(arena.events * days):,}"
+        ways = [way for way in WINDOWS if way != WIDE or days > 1]
         with arena.lakehouse() as made:
-            arena.say(f"making {old:,} rows of history")
-            _make(arena, made, old)
+            arena.say(f"making {days:g} days of history")
+            _make(arena, made, days)
             for pair in range(-1, arena.pairs):
-                for way, entries in WAYS.items():
-                    _load(arena, made, f"{beside}, {way}", pair, entries)
-        plain, compared = (arena.measured.seconds([f"{beside}, {way}"], GAMES) for way in WAYS)
-        figures += [Figure(f"{beside}, {way}", "s", found) for way, found in zip(WAYS, (plain, compared), strict=True)]
-        figures.append(ratio(f"{beside}: with / without", compared, plain, Target("<=", most)))
+                for way in ways:
+                    _load(arena, made, f"{beside}, {way}", pair, WINDOWS[way])
+        times = {way: arena.measured.seconds([f"{beside}, {way}"], GAMES) for way in ways}
+        figures += [Figure(f"{beside}, {way}", "s", times[way]) for way in ways]
+        figures.append(ratio(f"{beside}: with / without", times[WITH], times[WITHOUT], Target("<=", most)))
     return figures
 
 
-def _load(arena: Arena, made: Path, name: str, pair: int, entries: tuple[Deduplicate, ...]) -> None:
+def _load(arena: Arena, made: Path, name: str, pair: int, window_h: float | None) -> None:
+    entries = () if window_h is None else (Deduplicate(key=("event_id",), window_h=window_h),)
     with arena.lakehouse() as root:
         # Links instead of copies: files are never changed.
         shutil.copytree(made, root, copy_function=os.link)
@@ -83,7 +83,7 @@ def _load(arena: Arena, made: Path, name: str, pair: int, entries: tuple[Dedupli
         assert (rows := report.rows("silver")) == arena.events - sent_again, f"{rows} rows, {sent_again} were sent again"
 
 
-def _make(arena: Arena, root: Path, old: int) -> None:
+def _make(arena: Arena, root: Path, days: float) -> None:
     """A first batch of a row for each game, so many rows of history in silver, and a batch of new rows in bronze."""
     settings = settings_for(arena.folder, "bench_deduplicate", root)
     lakehouse = Lakehouse.of(settings)
@@ -93,18 +93,18 @@ def _make(arena: Arena, root: Path, old: int) -> None:
     refresh_silver(Pipeline(settings, lambda: arena.spark), report := RunReport())
     assert report.success, report.errors
     known = _ids(random, 0)
-    for start in range(0, old, PART * GAMES):
-        hour = HOURS * start / old
+    old = int(arena.events * days)
+    for start in range(0, old, arena.events):
         for game in range(GAMES):
-            numbers = np.arange(start + game, min(old, start + PART * GAMES), GAMES)
+            numbers = np.arange(start + game, min(old, start + arena.events), GAMES)
             ids = _ids(random, len(numbers))
-            rows = _rows(ids, numbers, 1, hour).drop_columns(list(BRONZE_ONLY))
+            rows = _rows(ids, numbers, 1, DAY_H * start / arena.events).drop_columns(list(BRONZE_ONLY))
             _commit(lakehouse.silver(f"game_{game}"), [rows], {})
             known = ids if game == 0 else known
-    _commit(bronze, _new(arena.events, known, random), {Txn.BATCH: 2})
+    _commit(bronze, _new(arena.events, known, random, DAY_H * days), {Txn.BATCH: 2})
 
 
-def _new(count: int, known: pa.StringArray, random: np.random.Generator) -> Iterator[pa.Table]:
+def _new(count: int, known: pa.StringArray, random: np.random.Generator, hour: float) -> Iterator[pa.Table]:
     """New rows: some with an id of the history of their game, some with that of the row of their game before."""
     for start in range(0, count, PART):
         numbers = np.arange(start, min(count, start + PART))
@@ -112,7 +112,7 @@ def _new(count: int, known: pa.StringArray, random: np.random.Generator) -> Iter
         source[1 + GAMES :: TWICE] -= GAMES
         source[::RESENT] = len(numbers) + numbers[::RESENT] // RESENT
         ids = pa.concat_arrays([_ids(random, len(numbers)), known]).take(pa.array(source))
-        yield _rows(ids, numbers, 2, HOURS)
+        yield _rows(ids, numbers, 2, hour)
 
 
 def _ids(random: np.random.Generator, count: int) -> pa.StringArray:

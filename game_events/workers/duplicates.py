@@ -233,7 +233,7 @@ BITS_EACH, FEWEST_BITS, MOST_BITS = 6, 16, 28
 
 @dataclass(frozen=True)
 class Hashes:
-    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each."""
+    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each, and one for its last bits."""
 
     values: HashArray
     table: npt.NDArray[np.uint8]
@@ -244,19 +244,31 @@ class Hashes:
         """The set of these; they are sorted."""
         bits = min(MOST_BITS, max(FEWEST_BITS, round(log2(len(values) + 1)) + BITS_EACH))
         table = np.zeros(1 << (bits - 3), np.uint8)
-        place = (values >> np.uint64(64 - bits)).view(np.int64)
-        np.bitwise_or.at(table, place >> 3, (1 << (place & 7)).astype(np.uint8))
+        for place in (_first(values, bits), _last(values, bits)):
+            np.bitwise_or.at(table, place >> 3, (1 << (place & 7)).astype(np.uint8))
         return cls(values, table, bits)
 
     def holds(self, hashes: HashArray) -> Mask:
         """Mask of the hashes that are in the set."""
-        place = (hashes >> np.uint64(64 - self.bits)).view(np.int64)
-        mask: Mask = ((self.table[place >> 3] >> (place & 7).astype(np.uint8)) & 1).astype(bool)
+        mask = self._are_set(_first(hashes, self.bits))
+        maybe = np.flatnonzero(mask)
+        mask[maybe] = self._are_set(_last(hashes[maybe], self.bits))
         maybe = np.flatnonzero(mask)
         at = np.searchsorted(self.values, hashes[maybe])
         at[at == len(self.values)] = 0
         mask[maybe] = self.values[at] == hashes[maybe] if len(self.values) else False
         return mask
+
+    def _are_set(self, places: Numbers) -> Mask:
+        return np.asarray((self.table[places >> 3] >> (places & 7).astype(np.uint8)) & 1, bool)
+
+
+def _first(hashes: HashArray, bits: int) -> Numbers:
+    return (hashes >> np.uint64(64 - bits)).view(np.int64)
+
+
+def _last(hashes: HashArray, bits: int) -> Numbers:
+    return (hashes & np.uint64((1 << bits) - 1)).view(np.int64)
 
 
 #: Columns of rows of silver with the key of a new row, or with the same hash.

@@ -13,7 +13,7 @@ the same (`duplicates_in_spark`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
@@ -29,6 +29,7 @@ from game_events.config.extensions import Extensions
 from game_events.config.settings import Settings
 from game_events.decoding.columns import type_name
 from game_events.errors import ConfigurationError, some_columns
+from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txns
 from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.data.reading import FilePart, FileSelection, numbered_parts, parts_of, read_parts
@@ -231,21 +232,25 @@ def new_keys(
     reading = _Reader(keys, above, games)
     size = 0
     with KeyReader(keys) as reader:
-        for number, path in enumerate(files.paths):
-            for first, rows in numbered_parts(bronze, wanted, [path]):
-                named = _games(rows, keys)
-                is_new = reading.is_new(rows, named)
-                size += buffer_bytes(rows)
-                if size > MOST_NEW_BYTES:
-                    parts = []
-                if not parts:
-                    continue
-                keyed = reader.of(rows, named)
-                which = np.flatnonzero((keyed.entries >= 0) & is_new)
-                taken = rows.select(kept).append_column(KEY, named)
-                taken = taken.take(pa.array(which)) if len(which) < rows.num_rows else taken
-                parts.append(NewKeys(keyed.take(which), (), np.full(len(which), number), which + first, taken))
+        for number, first, rows in one_ahead(_numbered(bronze, wanted, files.paths)):
+            named = _games(rows, keys)
+            is_new = reading.is_new(rows, named)
+            size += buffer_bytes(rows)
+            parts = parts if size <= MOST_NEW_BYTES else []
+            if not parts:
+                continue
+            keyed = reader.of(rows, named)
+            which = np.flatnonzero((keyed.entries >= 0) & is_new)
+            taken = rows.select(kept).append_column(KEY, named)
+            taken = taken.take(pa.array(which)) if len(which) < rows.num_rows else taken
+            parts.append(NewKeys(keyed.take(which), (), np.full(len(which), number), which + first, taken))
     return reading.new_rows(_together(parts, files.paths) if parts else None)
+
+
+def _numbered(bronze: Table, columns: pa.Schema, paths: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
+    """Rows of files, with the file's number and the place of the first of them there."""
+    for number, path in enumerate(paths):
+        yield from ((number, first, rows) for first, rows in numbered_parts(bronze, columns, [path]))
 
 
 def _together(parts: Sequence[NewKeys], paths: Sequence[str]) -> NewKeys:
@@ -367,7 +372,9 @@ def find(
         return None
     again = np.unique(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
     which = part[Hashes.of(again).holds(hashes)]
-    left_out = which[_left_out(keys, new.keyed.take(which), new.rows.take(pa.array(which)), known)]
+    is_compared = np.zeros(len(new.files), bool)
+    is_compared[which] = True
+    left_out = which[_left_out(keys, new.keyed.take(which), new.rows.filter(pa.array(is_compared)), known)]
     paths = pa.array(new.paths, pa.string()).take(pa.array(new.files[left_out]))
     return pa.table({FILE: paths, ROW: new.places[left_out]})
 
