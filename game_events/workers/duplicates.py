@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import FilePart, read_parts
@@ -330,7 +331,7 @@ class FindKnown(WorkerJob[KnownRows]):
 
 @dataclass(frozen=True)
 class FindDuplicates:
-    """For `mapInArrow`: rows as `SORTED_ROWS` -> those that are left out, as `LEFT_OUT`; picklable.
+    """Rows as `SORTED_ROWS` -> those that are left out, as `LEFT_OUT`; picklable.
 
     The rows come sorted by key, and those of one key in bronze's order, old ones first. `windows_us`: of each entry. `at_once`:
     rows that are looked at together; of a key with more of them, those that are kept stay in memory.
@@ -339,8 +340,12 @@ class FindDuplicates:
     windows_us: tuple[int, ...]
     at_once: int = ROWS_AT_ONCE
 
+    def among(self, rows: DataFrame) -> DataFrame:
+        """The rows that are left out; `rows`: in partitions that are sorted so."""
+        return rows.select(*SORTED_ROWS.names).mapInArrow(self, f"{FILE} string, {ROW} bigint")
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows that are left out."""
+        """For `mapInArrow`: the rows that are left out."""
         open_key = SORTED_ROWS.empty_table()
         for part in _in_parts(batches, self.at_once):
             rows = pa.concat_tables([open_key, part]).combine_chunks()

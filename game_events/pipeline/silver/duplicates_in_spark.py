@@ -15,7 +15,7 @@ from game_events.lakehouse.data.spark_files import read_files
 from game_events.pipeline.silver.duplicates import ORDER, History
 from game_events.rules import Deduplicate
 from game_events.spark.schemas import quoted
-from game_events.workers.duplicates import ENTRY, HASH, KEY, OLD, ROWS_AT_ONCE, SORTED_ROWS, TIME, FindDuplicates, Keys
+from game_events.workers.duplicates import ENTRY, HASH, KEY, OLD, ROWS_AT_ONCE, TIME, FindDuplicates, Keys
 from game_events.workers.rules import FILE, ROW
 
 #: New rows up to which the hashes of their keys are sent to every executor, which then reads silver without a shuffle.
@@ -42,8 +42,7 @@ def sent_twice(keys: Keys, new: DataFrame, old: DataFrame | None, count: int) ->
         nothing = (F.lit(None).cast(rows.schema[name].dataType).alias(name) for name in (FILE, ROW, *ORDER))
         rows = rows.union(same.select(HASH, _text(keys), ENTRY, TIME, F.lit(True).alias(OLD), *nothing))
     rows = rows.repartition(max(1, ceil(count / ROWS_AT_ONCE)), HASH)
-    rows = rows.sortWithinPartitions(HASH, KEY, F.col(OLD).desc(), *ORDER).select(*SORTED_ROWS.names)
-    return rows.mapInArrow(FindDuplicates(keys.windows_us), f"{FILE} string, {ROW} bigint")
+    return FindDuplicates(keys.windows_us).among(rows.sortWithinPartitions(HASH, KEY, F.col(OLD).desc(), *ORDER))
 
 
 def _keyed(keys: Keys, rows: DataFrame) -> DataFrame:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pyarrow as pa
 import pytest
 
+from game_events.errors import ConfigurationError, ExtensionError
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.columns import OWN_COLUMNS
-from game_events.lakehouse.tables import paths
+from game_events.lakehouse.data.columns import OWN_COLUMNS, TIME
+from game_events.orchestration.events import table_metadata
 from game_events.pipeline import quality
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh as refresh_all
 from game_events.pipeline.silver import duplicates, duplicates_in_spark, stage
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.tables import put, rows
-from game_events_tests.support.worlds.quality import rule
-from game_events_tests.support.worlds.waves import power_cut_at
+from game_events_tests.support.worlds.quality import Event, assert_sound, rule, send_events
+from game_events_tests.support.worlds.quality import in_silver as offsets_in_silver
+from game_events_tests.support.worlds.waves import at_point, power_cut_at
 
 GAMES = ("uno", "go", "chess")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -60,8 +65,8 @@ def _order(row):
 
 
 def _table(events):
-    columns = {"game_name": pa.string(), "event_id": pa.string(), "level": pa.int64(), "event_timestamp": pa.timestamp("us", "UTC")}
-    fields = [*(pa.field(n, t) for n, t in columns.items()), *OWN_COLUMNS]
+    columns = [("game_name", pa.string()), ("event_id", pa.string()), ("level", pa.int64()), ("event_timestamp", TIME)]
+    fields = [*pa.schema(columns), *OWN_COLUMNS]
     return pa.table({f.name: pa.array([e.get(f.name) for e in events], f.type) for f in fields})
 
 
@@ -72,10 +77,9 @@ def kept(events, entries, judge=lambda _: True):
         game = event["game_name"]
         if game not in GAMES or not judge(event):
             continue
+        kind = event["_message_type"]
         mine = [
-            n
-            for n, entry in enumerate(entries)
-            if game in (entry.get("games") or GAMES) and event["_message_type"] in (entry.get("types") or [event["_message_type"]])
+            n for n, entry in enumerate(entries) if game in entry.get("games", GAMES) and kind in entry.get("types", [kind])
         ]
         is_twice = False
         if mine:
@@ -96,7 +100,8 @@ def kept(events, entries, judge=lambda _: True):
 
 def in_silver(pipeline):
     tables = {game: pipeline.lakehouse.silver(game) for game in GAMES}
-    return {game: [o for (o,) in rows(table, "_kafka_offset")] for game, table in tables.items() if table.exists()}
+    found = {game: [o for (o,) in rows(table, "_kafka_offset")] for game, table in tables.items() if table.exists()}
+    return {game: offsets for game, offsets in found.items() if offsets}
 
 
 def refresh(pipeline, **options):
@@ -123,9 +128,20 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("how", ["this process", "much history", "Spark", "too many", "many rows"])
-@pytest.mark.parametrize("entries", ENTRIES.values(), ids=ENTRIES)
-def test_whatever_way_rows_come_to_silver_it_has_the_first_of_each_event(make_settings, make_pipeline, monkeypatch, entries, how):
+WAYS = {
+    "this process": ["by game", "by type"],
+    "much history": ["by game"],
+    "Spark": ["one for all"],
+    "too many": ["by game"],
+    "many rows": ["two columns, arrival", "by type"],
+}
+
+
+@pytest.mark.parametrize(("how", "chosen"), [(how, name) for how, names in WAYS.items() for name in names])
+def test_whatever_way_rows_come_to_silver_it_has_the_first_of_each_event(
+    make_settings, make_pipeline, monkeypatch, how, chosen
+):
+    entries = ENTRIES[chosen]
     if how == "Spark":
         monkeypatch.setattr(stage.Staging, "_is_plain", False)
     if how == "too many":
@@ -151,3 +167,134 @@ def test_whatever_way_rows_come_to_silver_it_has_the_first_of_each_event(make_se
     assert left_out, "nothing was sent twice: this test shows nothing"
     refresh(pipeline, full=True)
     assert_kept(pipeline, sent, entries)
+
+
+def one_step(random, sent, make):
+    """Something happens to silver: rows, a crash, a rival, a full refresh, a list of games."""
+    step = random.choice(["run", "run", "crash", "rival", "full refresh", "of one game", "one game alone"])
+    sent.send(make(), random.choice([1, 5, 30]))
+    if step == "crash":
+        with (
+            contextlib.suppress(NothingHappened),
+            crash_at(random.choice(["silver_staged", "game_committed:1", "silver_committed"])),
+        ):
+            refresh(make())
+    elif step == "rival":
+        with pytest.MonkeyPatch.context() as patch:
+            at_point(patch, "silver_staged", lambda: (sent.send(make(), 7), refresh(make())))
+            refresh(make())
+    elif step == "of one game":
+        refresh(make(), games=frozenset({random.choice(GAMES)}), full=True)
+    elif step == "one game alone":  # the others stay behind
+        refresh(make(games=(random.choice(GAMES),)))
+    refresh(make(), full=step == "full refresh")
+    return step
+
+
+class NothingHappened(Exception):  # noqa: N818 - no error of the test
+    """The point was not reached: there were no new rows."""
+
+
+@contextlib.contextmanager
+def crash_at(point):
+    try:
+        with power_cut_at(point):
+            yield
+    except pytest.fail.Exception:
+        raise NothingHappened from None
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("entries", [ENTRIES["by game"], ENTRIES["one for all"]], ids=["by game", "one for all"])
+@pytest.mark.parametrize(
+    "rules", [(), (rule("low", "level IS NULL OR level < 2", "drop"), rule("id", "event_id <> 'd'", "quarantine"))]
+)
+def test_crashes_rivals_and_refreshes_change_nothing(make_settings, make_pipeline, entries, rules):
+    """Rows that rules keep out take no part: a later row with the same key is the first one."""
+    random = Random(f"{entries} {rules}")  # noqa: S311 - a test's choices
+    sent, steps = Sent(7), []
+
+    def make(**options):
+        return make_pipeline(make_settings(deduplicate=entries, rules=rules, **options))
+
+    def judge(event):
+        return not rules or ((event["level"] is None or event["level"] < 2) and event["event_id"] not in ("d", None))
+
+    for _ in range(8):
+        steps.append(one_step(random, sent, make))
+        silver, left_out = kept(sent.events, entries, judge)
+        assert in_silver(make()) == silver, steps
+        books = reconcile(make())
+        assert books.passed, (books.summary(), steps)
+        assert books.duplicates == sum(left_out.values())
+    assert left_out
+
+
+def test_a_setting_that_is_taken_away_or_changed_counts_for_later_rows_until_a_full_refresh(make_settings, make_pipeline):
+    sent = Sent(3)
+    with_it, without = (make_pipeline(make_settings(deduplicate=entries)) for entries in ([EVENT_ID], []))
+    for pipeline in (with_it, without):
+        sent.send(pipeline, 40)
+        refresh(pipeline)
+    first, second = ([e for e in sent.events if e["_batch"] == batch] for batch in (1, 2))
+    begun, added = kept(first, [EVENT_ID])[0], kept(second, [])[0]
+    assert in_silver(without) == {game: sorted([*begun[game], *added[game]]) for game in GAMES}
+    refresh(without, full=True)
+    assert_kept(without, sent, [])
+    refresh(with_it, full=True)
+    assert_kept(with_it, sent, [EVENT_ID])
+
+
+def test_transformations_may_add_columns_but_not_change_what_is_compared_or_the_number_of_rows(
+    make_settings, make_pipeline, tmp_path
+):
+    head = "from pyspark.sql import functions as F\nfrom game_events.extending import silver_transformation\n"
+    made = {
+        "adds": "@silver_transformation\ndef hour(rows):\n    return rows.withColumn('hour', F.hour('event_timestamp'))\n",
+        "changes": "@silver_transformation\ndef upper(rows):\n    return rows.withColumn('event_id', F.upper('event_id'))\n",
+        "drops": "@silver_transformation(rows='any')\ndef some(rows):\n    return rows.where('level = 1')\n",
+    }
+    sent = Sent(5)
+    for name, text in made.items():
+        (tmp_path / f"{name}.py").write_text(head + text)
+    for number in range(2):
+        pipeline = make_pipeline(make_settings(deduplicate=[EVENT_ID], extensions=str(tmp_path / "adds.py")))
+        sent.send(pipeline, 30)
+        refresh(pipeline)
+        assert assert_kept(pipeline, sent, [EVENT_ID]), number
+    sent.send(pipeline, 30)
+    for name, message in (("changes", "by which GAME_EVENTS_DEDUPLICATE compares rows"), ("drops", "has rows='any'")):
+        pipeline = make_pipeline(make_settings(deduplicate=[EVENT_ID], extensions=str(tmp_path / f"{name}.py")))
+        report = RunReport()
+        try:
+            refresh_silver(pipeline, report)
+            why = " ".join(str(table.error) for table in report.errors)
+        except (ConfigurationError, ExtensionError) as error:
+            why = str(error)
+        assert message in why, why
+
+
+def test_events_that_a_producer_repeats_are_in_silver_and_gold_once_and_a_person_is_erased_with_them(
+    make_settings, make_pipeline
+):
+    settings = make_settings(deduplicate=[{"key": ["note"], "window_h": 1}], erasure_key="k" * 64)
+    told = RunReport()
+    for sent in (["a", "a", "b"], ["b", "c", None, None]):
+        send_events(settings, [Event("uno", note=note, gamer="bob" if note == "b" else "ann") for note in sent])
+        report = refresh_all(make_pipeline(settings))
+        assert report.success, report.errors
+        told.add(report)
+    assert told.to_dict()["duplicates"] == {"uno": 2}
+    assert sum(table.duplicates for table in told.of("silver")) == 2
+    assert table_metadata(told.of("silver")[0], told)["rows_duplicate"] == 2
+    assert offsets_in_silver(settings) == {"uno": [0, 2, 4, 5, 6]}
+    assert_sound(make_pipeline(settings))
+
+    # The second row of bob was left out, so it is erased with the first one.
+    erase(make_pipeline(settings), RunReport(), frozenset({"bob"}))
+    assert refresh_all(make_pipeline(settings)).success
+    books = reconcile(make_pipeline(settings))
+    assert (books.passed, books.bronze, books.silver, books.duplicates) == (True, 5, 4, 1)
+    refresh(make_pipeline(settings), full=True)
+    assert offsets_in_silver(settings) == {"uno": [0, 4, 5, 6]}
+    assert_sound(make_pipeline(settings))
