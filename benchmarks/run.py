@@ -21,6 +21,7 @@ from benchmarks.bookkeeping import bookkeeping
 from benchmarks.cold import cold
 from benchmarks.continuous import continuous, continuous_many
 from benchmarks.decoding import decoding
+from benchmarks.deduplicate import deduplicate
 from benchmarks.figures import Figure, Step
 from benchmarks.games import games
 from benchmarks.graph import graph
@@ -67,6 +68,7 @@ SCENARIOS = SHORT | {
     "workers": workers,
     "bookkeeping": bookkeeping,
     "decoding": decoding,
+    "deduplicate": deduplicate,
     "rest": rest,
 }
 QUICK_EVENTS = 100_000

@@ -1,9 +1,13 @@
-"""Expectations: rules that rows of silver and gold have to satisfy, declared once, in Python or in the settings' YAML."""
+"""Expectations: rules that rows of silver and gold have to satisfy, declared once, in Python or in the settings' YAML.
+
+And which rows of silver are the same event, sent twice.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import combinations
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -76,3 +80,67 @@ def all_rules(settings: Iterable[Rule], modules: Iterable[Rule]) -> tuple[Rule, 
         return require_unique((*settings, *modules))
     except ValueError as error:
         raise ConfigurationError(f"{error} (GAME_EVENTS_RULES and the modules of GAME_EVENTS_EXTENSIONS together)") from None
+
+
+US_PER_HOUR = 3_600_000_000
+#: Hours of a hundred years.
+MOST_HOURS = 876_600
+
+
+class Deduplicate(BaseModel):
+    """Which rows are the same event: of these the first one, in bronze's order, is in silver, the others are counted.
+
+    A row is left out if an earlier row that is in silver, of the same game and the same entry, has the same values in all
+    columns of the key, and a time at most the window before or after its own. A row without one of these values, or without a
+    time, is never left out.
+
+    Attributes:
+        key: columns of bronze that tell events from each other.
+        window_h: hours.
+        of: which time: event: `TIME_COLUMN`; arrival: the record's, `_kafka_timestamp`.
+        games: only rows of these games; empty: every game.
+        types: only rows of these message types (`_message_type`), by full name; empty: every type.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: tuple[str, ...] = Field(min_length=1)
+    window_h: float = Field(gt=0, le=MOST_HOURS)
+    of: Literal["event", "arrival"] = "event"
+    games: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+    @field_validator("key")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("must hold each column once")
+        return value
+
+    @property
+    def window_us(self) -> int:
+        """The window in microseconds."""
+        return round(self.window_h * US_PER_HOUR)
+
+    def applies_to(self, game: str) -> bool:
+        """Whether rows of a game may be left out."""
+        return not self.games or game in self.games
+
+    def overlaps(self, other: Deduplicate) -> bool:
+        """Whether a row may belong to both."""
+        pairs = ((self.games, other.games), (self.types, other.types))
+        return all(not mine or not theirs or not set(mine).isdisjoint(theirs) for mine, theirs in pairs)
+
+    def __str__(self) -> str:
+        """What is one event, in words."""
+        time = "event time" if self.of == "event" else "arrival"
+        of = [f"of {', '.join(names)}" for names in (self.games, self.types) if names]
+        return " ".join([f"one {' + '.join(self.key)} within {self.window_h:g} h of {time}", *of])
+
+
+def require_apart(entries: tuple[Deduplicate, ...]) -> tuple[Deduplicate, ...]:
+    """The entries, unchanged; ValueError if a row may belong to two of them."""
+    for (n, one), (m, other) in combinations(enumerate(entries, start=1), 2):
+        if one.overlaps(other):
+            raise ValueError(f"entries {n} and {m} are for the same rows: name other games or types in each")
+    return entries

@@ -25,7 +25,7 @@ from game_events.config import kafka_login
 from game_events.config.names import Names, problem
 from game_events.config.topic_decoding import TopicDecoding, require_patterns
 from game_events.plugin import installed
-from game_events.rules import Rule, require_unique
+from game_events.rules import Deduplicate, Rule, require_apart, require_unique
 
 #: Prefix of all environment variables.
 ENV_PREFIX = "GAME_EVENTS_"
@@ -358,6 +358,8 @@ class DomainSettings(SettingsGroup):
     # --- data quality (docs/quality.md)
     rules: Annotated[tuple[Rule, ...], AfterValidator(require_unique)] = ()
     """expectations of silver and gold rows: a list in YAML, JSON in the environment"""
+    deduplicate: Annotated[tuple[Deduplicate, ...], AfterValidator(require_apart)] = ()
+    """which rows of silver are the same event, sent twice: a list in YAML, JSON in the environment"""
 
     # --- extensions (docs/extending.md)
     extensions: NameList = ()

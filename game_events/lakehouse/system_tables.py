@@ -138,11 +138,12 @@ class Search(NamedTuple):
 
 
 class GameRows(NamedTuple):
-    """A game's rows of bronze, and those of them that rules have dropped, or put into quarantine."""
+    """A game's rows of bronze, and those of them that rules have dropped, or put into quarantine, or that were sent twice."""
 
     rows: int
     dropped: int = 0
     quarantined: int = 0
+    duplicates: int = 0
 
 
 @dataclass(frozen=True)

@@ -226,12 +226,13 @@ def _column_schema(entry: TableReport) -> dg.TableSchema:
 
 def _violation_metadata(entry: TableReport) -> dict[str, Any]:
     """Rows that violate rules; nothing for a table without rules."""
+    duplicates = {"rows_duplicate": entry.duplicates} if entry.duplicates else {}
     if entry.violations is None:
-        return {}
+        return duplicates
     metadata: dict[str, Any] = {"violations": dict(entry.violations), **_plotted("violations", entry.violations)}
     if entry.layer == "silver":
         metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
-    return metadata
+    return metadata | duplicates
 
 
 def _layer_metadata(layer: str, report: RunResult) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class OnePass:
         self._drop_pending()  # of a micro-batch whose commit failed
         settings = pipeline.settings
         ruled = {rule.layer for rule in pipeline.rules}
-        if not self.enabled or pipeline.extensions.transformations or "silver" in ruled:
+        if not self.enabled or pipeline.extensions.transformations or "silver" in ruled or settings.deduplicate:
             return None
         state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
         # Silver must lack nothing but the next micro-batch and what is held, and not write larger files by itself.

@@ -13,6 +13,7 @@ others are marked as replayed (`silver.commit.noted`).
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,11 @@ from game_events.workers.rules import (
     BITS,
     DISPOSITION,
     DROP,
+    DUPLICATE,
+    DUPLICATE_READMITTED,
+    FILE,
     HELD_BACK,
+    IS_DUPLICATE,
     KEEP,
     READMIT,
     REJECT,
@@ -57,7 +62,7 @@ from game_events.workers.rules import (
     RuleColumns,
     RuleOutcome,
     Violations,
-    bits_schema,
+    places_schema,
 )
 
 log = logging.getLogger(__name__)
@@ -240,6 +245,19 @@ def judge(rules: RuleColumns, rows: DataFrame, held_rows: DataFrame | None) -> D
     return rows.select("*", *violated(rules)).select("*", disposition.cast("int").alias(DISPOSITION))
 
 
+def without_duplicates(judged: DataFrame, duplicates: DataFrame) -> DataFrame:
+    """Rows of `judge` with the disposition of those that were sent twice; `duplicates`: their `FILE` and `ROW`."""
+    marked = duplicates.select(FILE, ROW, F.lit(1).alias(IS_DUPLICATE))
+    before = F.col(DISPOSITION)
+    is_duplicate = F.col(IS_DUPLICATE).isNotNull()
+    disposition = (
+        F.when(is_duplicate & (before == KEEP), F.lit(DUPLICATE))
+        .when(is_duplicate & (before == READMIT), F.lit(DUPLICATE_READMITTED))
+        .otherwise(before)
+    )
+    return judged.join(marked, [FILE, ROW], "left").withColumn(DISPOSITION, disposition)
+
+
 def out_of_stack(rules: RuleColumns, error: Exception) -> list[str]:
     """The rules, if one of them may have ended a job by an overflow of Java's stack, which `holds` cannot catch."""
     return [f"rule {r.name}" for r in rules.rules] if "java.lang.StackOverflowError" in str(error) else []
@@ -248,14 +266,13 @@ def out_of_stack(rules: RuleColumns, error: Exception) -> list[str]:
 #: Violating rows of one pass that go through the driver's memory, 100 bytes each, and to every worker, some bytes each.
 MOST_VIOLATIONS = 1_000_000
 
-#: A row's file.
-FILE = "_file"
-
 
 def find_violations(
     spark: SparkSession, outcome: RuleOutcome, files: FileSelection, columns: StructType, above: int | None
-) -> Violations | None:
+) -> pa.Table | None:
     """Evaluate silver's rules on the rows of bronze's files, in one job; None: more than `MOST_VIOLATIONS` rows violate them.
+
+    Of each of these its file (`FILE`, an address), its place there (`ROW`), and the bits of the rules.
 
     `above`: only rows of later bronze batches; None: all rows.
     """
@@ -270,25 +287,67 @@ def find_violations(
         if files.rows > MOST_VIOLATIONS or not files.rows_known:
             rows = rows.limit(MOST_VIOLATIONS + 1)  # another stage
         violating = rows.toArrow()
-    if violating.num_rows > MOST_VIOLATIONS:
-        return None
-    return Violations(outcome, _by_path(violating, files, bits_schema(outcome.rules)))
+    return violating if violating.num_rows <= MOST_VIOLATIONS else None
 
 
-def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
-    """As `Violations.files`."""
+def kept_out(outcome: RuleOutcome, files: FileSelection, violating: pa.Table | None, duplicates: pa.Table | None) -> Violations:
+    """For workers that read files: the rows of `find_violations`, and those that were sent twice (`FILE`, `ROW`)."""
+    schema = places_schema(outcome)
+    with_path = pa.schema([pa.field(FILE, pa.string()), *schema])
+    parts = [with_path.empty_table()]
+    for rows, is_duplicate in ((violating, 0), (duplicates, 1)):
+        if rows is not None and rows.num_rows:
+            own = {name: rows.column(name) for name in rows.column_names} | {FILE: _paths(rows.column(FILE), files)}
+            other = {name: np.full(rows.num_rows, is_duplicate if name == IS_DUPLICATE else 0) for name in with_path.names}
+            parts.append(pa.table({name: own.get(name, other[name]) for name in with_path.names}).cast(with_path))
+    places = pa.concat_tables(parts)
+    if violating is not None and duplicates is not None:  # a row may be in both
+        values = [name for name in schema.names if name != ROW]
+        summed = places.group_by([FILE, ROW]).aggregate([(name, "sum") for name in values])
+        places = summed.rename_columns([FILE, ROW, *values])
+    return Violations(outcome, _by_path(places.select(with_path.names), schema))
+
+
+def _paths(addresses: pa.ChunkedArray, files: FileSelection) -> pa.Array:
+    """The paths, below the table's folder, of files that Spark names by their address, or by their name alone."""
     folder = unquote(files.root).rpartition("/")[2]
     known = set(files.paths)
-    names = violating.column(FILE).combine_chunks().dictionary_encode()
+    by_name = {path.rpartition("/")[2]: path for path in known}
+    encoded = addresses.combine_chunks().dictionary_encode()
+    paths = list[str]()
+    for address in encoded.dictionary.to_pylist():
+        text = unquote(address)
+        path = text.rpartition(f"/{folder}/")[2] if "/" in text else by_name.get(text, "")
+        if path not in known:
+            raise AssertionError(f"Spark read {address}, which is none of the files that it was given of {files.root}")
+        paths.append(path)
+    return pa.array(paths, pa.string()).take(encoded.indices)
+
+
+#: Names of files that Spark has as the log has them.
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def plain_names(files: FileSelection) -> list[str] | None:
+    """Name of each file, as Spark's metadata has it; None: names do not tell them apart, or Spark may write them otherwise."""
+    names = [path.rpartition("/")[2] for path in files.paths]
+    return names if len(set(names)) == len(names) and all(map(_PLAIN.fullmatch, names)) else None
+
+
+def file_column(files: FileSelection) -> str:
+    """The column of Spark's metadata that tells these files from each other, the shortest."""
+    return "_metadata.file_path" if plain_names(files) is None else "_metadata.file_name"
+
+
+def _by_path(places: pa.Table, schema: pa.Schema) -> dict[str, bytes]:
+    """As `Violations.files`."""
+    names = places.column(FILE).combine_chunks().dictionary_encode()
     codes = names.indices.to_numpy()
-    order = np.lexsort((violating.column(ROW).to_numpy(), codes))
-    rows = violating.select(schema.names).cast(schema).take(order)
+    order = np.lexsort((places.column(ROW).to_numpy(), codes))
+    rows = places.select(schema.names).cast(schema).take(order)
     ends = np.searchsorted(codes[order], np.arange(len(names.dictionary)), side="right").tolist()
     by_path = dict[str, bytes]()
-    for uri, begin, end in zip(names.dictionary.to_pylist(), [0, *ends], ends, strict=False):
-        path = unquote(uri).rpartition(f"/{folder}/")[2]
-        if path not in known:
-            raise AssertionError(f"Spark read {uri}, which is none of the files that it was given of {files.root}")
+    for path, begin, end in zip(names.dictionary.to_pylist(), [0, *ends], ends, strict=False):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             writer.write_table(rows.slice(begin, end - begin).combine_chunks())

@@ -173,6 +173,7 @@ class RuleCounts(Summed):
         violated: rule -> rows that violate it.
         reasons: rule -> rows that are added to quarantine.
         dropped, held, readmitted: rows left out; in quarantine already; accepted although quarantine has them.
+        duplicates, duplicates_readmitted: rows that were sent twice; those of them that quarantine has, and the rules let in.
         examples: rule with the action fail -> coordinates of a row that violates it.
     """
 
@@ -182,6 +183,8 @@ class RuleCounts(Summed):
     dropped: int = merged(add, int)
     held: int = merged(add, int)
     readmitted: int = merged(add, int)
+    duplicates: int = merged(add, int)
+    duplicates_readmitted: int = merged(add, int)
     examples: dict[str, str] = merged(lambda first, second: second | first, dict)
 
     @property

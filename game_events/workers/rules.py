@@ -1,4 +1,7 @@
-"""Rules applied to rows by workers: Spark's plan has decided which rules a row violates, workers keep, drop or reject it."""
+"""Rules applied to rows by workers: Spark's plan has decided which rules a row violates, workers keep, drop or reject it.
+
+And which rows are duplicates: these are left out and counted.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,18 @@ RULE_RESULT = "_apart"
 
 DISPOSITION = "_disposition"
 #: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
-#: already; in the table although quarantine has it as rejected.
+#: already; in the table although quarantine has it as rejected; left out as it was sent twice; the same of a row that
+#: quarantine has as rejected, and that the rules let in now.
 KEEP = 0
 DROP = 1
 REJECT = 2
 HELD_BACK = 3
 READMIT = 4
+DUPLICATE = 5
+DUPLICATE_READMITTED = 6
+
+#: Of a row of a file that violates a rule or is a duplicate: 1 if it is a duplicate.
+IS_DUPLICATE = "_is_duplicate"
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,9 @@ class RuleColumns:
         """For each column the bits of the rules with this action."""
         return [sum(1 << bit for bit, rule in enumerate(part) if rule.action == action) for part in self.parts()]
 
-    def dispositions(self, violated: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
+    def dispositions(self, violated: Sequence[npt.NDArray[np.int64]], rows: int) -> npt.NDArray[np.int32]:
         """Of rows that quarantine neither has nor has decided on, by the columns of bits (the others: `judge`)."""
-        dispositions = np.full(len(violated[0]), KEEP, np.int32)
+        dispositions = np.full(rows, KEEP, np.int32)
         actions: tuple[tuple[Action, int], ...] = (("drop", DROP), ("quarantine", REJECT))
         for action, disposition in actions:
             for bits, mask in zip(violated, self.masks(action), strict=True):
@@ -81,6 +90,7 @@ class RuleOutcome:
         has_disposition: rows have a disposition (silver); else all are kept.
         quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
         apart: rows with `RULE_RESULT` have the results of rules, the others are written.
+        deduplicates: rows may be duplicates.
     """
 
     rules: RuleColumns
@@ -88,6 +98,7 @@ class RuleOutcome:
     quarantine: Table | None = None
     run_id: str = ""
     apart: bool = False
+    deduplicates: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -135,6 +146,8 @@ class OutcomeWriter:
         counts.dropped += int((disposition == DROP).sum())
         counts.held += int((disposition == HELD_BACK).sum())
         counts.readmitted += int((disposition == READMIT).sum())
+        counts.duplicates_readmitted += int((disposition == DUPLICATE_READMITTED).sum())
+        counts.duplicates += int(((disposition == DUPLICATE) | (disposition == DUPLICATE_READMITTED)).sum())
         rejected = np.flatnonzero(disposition == REJECT)
         if len(rejected):
             self._reject(game, rows.take(pa.array(rejected)), more.take(pa.array(rejected)), violated[rejected])
@@ -185,16 +198,17 @@ def _coordinates(rows: pa.Table, row: int) -> str:
     return f"{topic}[{partition}]@{offset}"
 
 
-#: A row's place in its file.
+#: A row's file, and its place there.
+FILE = "_file"
 ROW = "_row"
 
 
 @dataclass(frozen=True)
 class Violations:
-    """The rows of bronze's files that violate rules (`quality.find_violations`), and what is done with them; picklable.
+    """The rows of bronze's files that violate rules (`quality.find_violations`) or are duplicates, and what is done with them.
 
-    `files`: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, and the bits
-    of the rules. A file without any is left out.
+    Picklable. `files`: path of a file below the table's folder -> these rows of it, ascending, as an Arrow stream
+    (`places_schema`). A file without any is left out.
     """
 
     outcome: RuleOutcome
@@ -204,8 +218,14 @@ class Violations:
         """A file's violating rows."""
         data = self.files.get(path)
         if data is None:
-            return bits_schema(self.outcome.rules).empty_table()
+            return places_schema(self.outcome).empty_table()
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all().combine_chunks()
+
+    def kept_out(self, path: str) -> npt.NDArray[np.int64]:
+        """The places of a file's rows that are not in silver, ascending."""
+        violating = self.of_file(path)
+        kept_out = self._dispositions(violating) != KEEP
+        return np.asarray(violating.column(ROW).to_numpy()[kept_out], np.int64)
 
     def schema(self, columns: pa.Schema, of_file: pa.Table) -> pa.Schema:
         """Columns to read of a file: those of the table, and bronze's own if rows are rejected."""
@@ -228,7 +248,10 @@ class Violations:
 
     def _dispositions(self, violating: pa.Table) -> npt.NDArray[np.int32]:
         rules = self.outcome.rules
-        return rules.dispositions([violating.column(name).to_numpy() for name in rules.names])
+        dispositions = rules.dispositions([violating.column(name).to_numpy() for name in rules.names], violating.num_rows)
+        if self.outcome.deduplicates:
+            dispositions[(dispositions == KEEP) & (violating.column(IS_DUPLICATE).to_numpy() != 0)] = DUPLICATE
+        return dispositions
 
 
 def _at(places: npt.NDArray[np.int64], values: npt.NDArray[Any], count: int) -> pa.Array:
@@ -248,6 +271,7 @@ def _only(rows: pa.Table, places: npt.NDArray[np.int64]) -> dict[str, pa.Array |
     return {name: taken.column(name).take(pa.array(source, mask=source < 0)) for name in BRONZE_ONLY}
 
 
-def bits_schema(rules: RuleColumns) -> pa.Schema:
-    """Columns of a file's violating rows."""
-    return pa.schema([(name, pa.int64()) for name in (ROW, *rules.names)])
+def places_schema(outcome: RuleOutcome) -> pa.Schema:
+    """Columns of a file's rows that violate rules or are duplicates: their places, the bits of the rules, `IS_DUPLICATE`."""
+    more = [IS_DUPLICATE] if outcome.deduplicates else []
+    return pa.schema([(name, pa.int64()) for name in (ROW, *outcome.rules.names, *more)])

@@ -64,3 +64,37 @@ def test_rules_of_modules_come_after_those_of_the_settings_and_must_be_rules_of_
     assert all_rules([one], [other]) == (one, other)
     with pytest.raises(ConfigurationError, match=r"silver\.a .*GAME_EVENTS_EXTENSIONS"):
         all_rules([one], [one])
+
+
+def test_what_is_sent_twice_comes_from_yaml_and_from_the_environment(folder, monkeypatch):
+    (folder / "game_events.yaml").write_text("deduplicate:\n  - {key: [event_id], window_h: 48}\n")
+    (entry,) = load_settings().deduplicate
+    assert (entry.key, entry.window_us, entry.of, entry.applies_to("uno")) == (("event_id",), 172_800_000_000, "event", True)
+    entries = [{"key": ["a", "b"], "window_h": 0.5, "of": "arrival", "games": ["uno"]}]
+    monkeypatch.setenv("GAME_EVENTS_DEDUPLICATE", json.dumps(entries))
+    (entry,) = load_settings().deduplicate
+    assert (entry.key, entry.applies_to("go")) == (("a", "b"), False)
+    assert str(entry) == "one a + b within 0.5 h of arrival of uno"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([{"key": []}], "key"),
+        ([{"key": ["a", "a"]}], "each column once"),
+        ([{"window_h": 0}], "greater than 0"),
+        ([{"window_h": float("nan")}], "window_h"),
+        ([{"of": "now"}], "'event' or 'arrival'"),
+        ([{"window": 1}], "Extra inputs"),
+        ([{}, {"games": ["uno"]}], "entries 1 and 2 are for the same rows"),
+        ([{"games": ["uno"], "types": ["a.B"]}, {"games": ["go"]}, {"games": ["go", "uno"], "types": ["c.D"]}], "2 and 3"),
+    ],
+)
+def test_entries_without_a_meaning_or_for_the_same_rows_are_refused(more, message):
+    with pytest.raises(ConfigurationError, match=message):
+        load_settings(deduplicate=[{"key": ["a"], "window_h": 1} | entry for entry in more])
+
+
+def test_entries_for_other_games_or_types_stand_beside_each_other():
+    apart = [{"games": ["uno"], "types": ["a.B"]}, {"games": ["uno"], "types": ["c.D"]}, {"games": ["go"]}]
+    assert len(load_settings(deduplicate=[{"key": ["a"], "window_h": 1} | entry for entry in apart]).deduplicate) == 3

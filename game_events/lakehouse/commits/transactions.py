@@ -93,6 +93,8 @@ class Txn(StrEnum):
     ROWS_DROPPED = "rows_dropped"
     #: Silver: rows that rules have put into quarantine since its rows were replaced. Reconciliation adds it, too.
     ROWS_QUARANTINED = "rows_quarantined"
+    #: Silver: rows that were left out as they were sent twice, since its rows were replaced. Reconciliation adds it, too.
+    ROWS_DUPLICATE = "rows_duplicate"
 
     # From layer to layer.
     #: Silver and gold of all games, by game: 1 from a restore of the table on until the game's rows are replaced, then 0.
@@ -124,6 +126,10 @@ class Txn(StrEnum):
     def of(self, *parts: object) -> str:
         """The id for one table, game, partition: `replay:<id>`."""
         return ":".join((self, *map(str, parts)))
+
+
+#: Of silver: bronze's rows that are not in it.
+ROW_COUNTERS = (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED, Txn.ROWS_DUPLICATE)
 
 
 def txn(handle: DeltaTable | None, app: str) -> int | None:

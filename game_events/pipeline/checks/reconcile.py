@@ -1,4 +1,4 @@
-"""Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
+"""Reconciliation: bronze rows = silver rows + dropped + quarantined + duplicates + unrouted + pending; also for each game."""
 
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import GameEventsError, ReadOnlyError
 from game_events.lakehouse.commits.group import for_games, opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, counter
 from game_events.lakehouse.data.columns import COORDINATES, has_decoded_columns
 from game_events.lakehouse.data.reading import read_arrow, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
@@ -141,25 +141,29 @@ def add_earlier(counts: RowCounts, earlier: CountedRows, known: Collection[str])
 class GameCounts:
     """Row counts of one game, up to the last bronze batch in its silver table.
 
-    `bronze`, `silver`: rows of the layers. `dropped`, `quarantined`: rejected rows, by silver's counters. `held`: rejected rows
-    that are in quarantine.
+    `bronze`, `silver`: rows of the layers. `dropped`, `quarantined`: rejected rows, by silver's counters. `duplicates`: rows
+    that were sent twice, by its counter. `held`: rejected rows that are in quarantine.
     """
 
     bronze: int
     silver: int
     dropped: int = 0
     quarantined: int = 0
+    duplicates: int = 0
     held: int = 0
 
     @property
     def balanced(self) -> bool:
         """Whether every row is in exactly one place."""
-        return self.bronze == self.silver + self.dropped + self.quarantined and self.quarantined == self.held
+        accounted_for = self.silver + self.dropped + self.quarantined + self.duplicates
+        return self.bronze == accounted_for and self.quarantined == self.held
 
     def __str__(self) -> str:
         parts = [f"bronze {self.bronze}", f"silver {self.silver}"]
         if self.dropped or self.quarantined or self.held:
             parts += [f"dropped {self.dropped}", f"quarantined {self.quarantined}", f"in quarantine {self.held}"]
+        if self.duplicates:
+            parts.append(f"duplicates {self.duplicates}")
         return ", ".join(parts)
 
 
@@ -172,7 +176,7 @@ class Reconciliation:
         quarantine: rows of quarantine, undecodable (perhaps replayed) and rejected ones.
         unrouted: bronze rows of a game without a silver table.
         pending: bronze rows that are not in silver yet.
-        dropped, quarantined: rejected bronze rows.
+        dropped, quarantined: rejected bronze rows. duplicates: bronze rows that were sent twice.
         wrong: game -> counts that do not add up.
         transformed: game -> counts that a transformation with `rows="any"` makes incomparable.
         counted_before: bronze batch up to which an earlier check has counted bronze's rows; 0: all were counted now.
@@ -186,6 +190,7 @@ class Reconciliation:
     pending: int = 0
     dropped: int = 0
     quarantined: int = 0
+    duplicates: int = 0
     wrong: Mapping[str, GameCounts] = field(default_factory=dict)
     transformed: Mapping[str, GameCounts] = field(default_factory=dict)
     counted_before: int = 0
@@ -199,13 +204,15 @@ class Reconciliation:
     @property
     def passed(self) -> bool:
         """Whether every bronze row was found, in all and for each game."""
-        accounted_for = self.silver + self.dropped + self.quarantined + self.unrouted + self.pending + self.taken
-        return not self.wrong and self.bronze == accounted_for
+        kept_out = self.dropped + self.quarantined + self.duplicates
+        return not self.wrong and self.bronze == self.silver + kept_out + self.unrouted + self.pending + self.taken
 
     def metadata(self) -> Mapping[str, int | str]:
         """The counts, for display."""
         shown = ("bronze", "silver", "quarantine", "unrouted", "pending", "dropped", "quarantined")
         counts: dict[str, int | str] = {f"{name}_rows": getattr(self, name) for name in shown}
+        if self.duplicates:
+            counts["duplicate_rows"] = self.duplicates
         if self.transformed:
             counts["transformed_games"] = _named(self.transformed)
         if self.readmitted:
@@ -219,6 +226,8 @@ class Reconciliation:
         sums = f"bronze {self.bronze:,} = silver {self.silver:,} + unrouted {self.unrouted:,} + pending {self.pending:,}"
         if self.dropped or self.quarantined:
             sums += f" + dropped {self.dropped:,} + quarantined {self.quarantined:,}"
+        if self.duplicates:
+            sums += f" + duplicates {self.duplicates:,}"
         if self.transformed:
             sums += f" + transformed {self.taken:,} (their rows may become any number of rows)"
         if self.readmitted:
@@ -343,13 +352,13 @@ def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
 def _counts_by_game(counted: _Counted) -> dict[str, GameCounts]:
     rows = counted.rows
     games = {
-        game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_rejected(table), rows.held[game])
+        game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_kept_out(table), rows.held[game])
         for game, table in sorted(counted.tables.items())
     }
     for game, before in counted.unchanged.items():
-        silver = before.rows - before.dropped - before.quarantined
+        silver = before.rows - before.dropped - before.quarantined - before.duplicates
         held = counted.decisions.rejected_rows.get(game, 0)
-        games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, held)
+        games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, before.duplicates, held)
     return games
 
 
@@ -366,6 +375,7 @@ def _added_up(pipeline: Pipeline, counted: _Counted, games: Mapping[str, GameCou
         pending=sum(rows.pending.values()),
         dropped=sum(counts.dropped for counts in compared.values()),
         quarantined=sum(counts.quarantined for counts in compared.values()),
+        duplicates=sum(counts.duplicates for counts in compared.values()),
         wrong={game: counts for game, counts in compared.items() if not counts.balanced},
         transformed=transformed,
     )
@@ -376,7 +386,7 @@ def _keep(pipeline: Pipeline, counted: _Counted) -> None:
     for name, rows in counted.rows.settled.items():
         if rows and name not in games:
             table = None if name is None else counted.tables.get(name)
-            games[name] = GameRows(rows) if table is None else GameRows(rows, *_rejected(table))
+            games[name] = GameRows(rows) if table is None else GameRows(rows, *_kept_out(table))
     noted = CountedRows(counted.settled, games)
     try:
         pipeline.progress.update(counted.decisions.bronze_id, lambda now: replace(now, counted=noted))
@@ -384,6 +394,7 @@ def _keep(pipeline: Pipeline, counted: _Counted) -> None:
         log.warning("counted_rows_not_kept=true the_next_check_counts_all_rows=true cause=%s", type(error).__name__)
 
 
-def _rejected(silver: DeltaTable) -> tuple[int, int]:
-    """A game's rows that rules have dropped, and put into quarantine."""
-    return counter(silver, Txn.ROWS_DROPPED), counter(silver, Txn.ROWS_QUARANTINED)
+def _kept_out(silver: DeltaTable) -> tuple[int, int, int]:
+    """A game's rows that rules have dropped, and put into quarantine, and those that were sent twice."""
+    dropped, quarantined, duplicates = (counter(silver, app) for app in ROW_COUNTERS)
+    return dropped, quarantined, duplicates

@@ -103,7 +103,13 @@ class RunReport(RunResult):
             new_columns=[] if known_columns is None else [name for name in schema.names if name not in known_columns],
         )
         if counts is not None:
-            entry = replace(entry, dropped=counts.dropped, quarantined=counts.quarantined, violations=counts.violated)
+            entry = replace(
+                entry,
+                dropped=counts.dropped,
+                quarantined=counts.quarantined,
+                duplicates=counts.duplicates,
+                violations=counts.violated,
+            )
         self.add(LayerResult(tables=[entry]))
 
     def add_rules(self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts) -> None:
@@ -115,7 +121,8 @@ class RunReport(RunResult):
     def mark_new(self, layer: str, games: Set[str]) -> None:
         """Report the tables of these games as created by this run."""
         made = [t for t in self.of(layer) if t.error is None and t.game in games]
-        self.add(LayerResult(tables=[replace(t, rows=0, dropped=0, quarantined=0, violations=None, new=True) for t in made]))
+        unchanged = [replace(t, rows=0, dropped=0, quarantined=0, duplicates=0, violations=None) for t in made]
+        self.add(LayerResult(tables=[replace(t, new=True) for t in unchanged]))
 
     def add_read(self, start: Offsets, end: Offsets, unit: int = 1) -> None:
         """Add the offsets of a micro-batch; `unit`: offsets per record."""

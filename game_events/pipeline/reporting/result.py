@@ -201,7 +201,7 @@ class TableReport:
         new: the table was created by this run.
         new_columns: columns that this run added.
         error: why nothing was committed, if so.
-        dropped, quarantined: rows that rules rejected in this run.
+        dropped, quarantined: rows that rules rejected in this run. duplicates: rows that were sent twice.
         violations: rule -> rows that violate it, of the rules that were violated; None: no rule was evaluated.
     """
 
@@ -221,6 +221,7 @@ class TableReport:
     error: str | None = merged(latest, NoneType)
     dropped: int = merged(add, int)
     quarantined: int = merged(add, int)
+    duplicates: int = merged(add, int)
     violations: Counter[str] | None = merged(
         lambda first, second: first if second is None else (first or Counter()) + second, NoneType
     )
@@ -452,6 +453,7 @@ class SilverResult(LayerResult):
     Attributes:
         readmitted: rows of quarantine that pass the rules now, and are in silver.
         unrouted: reason (invalid, not_allowed, over_limit, no_name) -> rows that belong to no game's table.
+        duplicates: game -> rows that were sent twice, and are left out of its table.
     """
 
     readmitted: int = merged(
@@ -461,6 +463,7 @@ class SilverResult(LayerResult):
         printed="rows of quarantine satisfy the rules and are in silver now",
     )
     unrouted: Mapping[str, int] = merged(add_counts, Counter, event=Event("unrouted", Layer.SILVER), printed="")
+    duplicates: Mapping[str, int] = merged(add_counts, Counter, event=Event("duplicates", Layer.SILVER), printed="")
 
 
 @dataclass(frozen=True)

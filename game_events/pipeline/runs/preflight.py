@@ -488,6 +488,20 @@ def check_rules(pipeline: Pipeline) -> str:
     return f"{len(pipeline.rules)} rules: {against}"
 
 
+def check_duplicates(pipeline: Pipeline) -> str:
+    """What is left out of silver as it was sent twice.
+
+    Raises:
+        ConfigurationError: the columns of an entry cannot tell events from each other.
+    """
+    told = "; ".join(map(str, pipeline.settings.deduplicate))
+    bronze = pipeline.open_bronze()
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+        return f"{told}; not compared with bronze's columns: there are no rows yet"
+    _, notices = SilverInput.of(pipeline, bronze).deduplication
+    return Hint("; ".join([told, *notices])) if notices else told
+
+
 def check_gold_columns(pipeline: Pipeline) -> str:
     """Analyze the expressions of the setting `gold_columns` against silver's columns.
 
@@ -504,9 +518,10 @@ def check_gold_columns(pipeline: Pipeline) -> str:
 
 
 def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
-    """Checks of the SQL in the settings; Spark starts only if there is any."""
+    """Checks of the SQL and the columns in the settings; Spark starts only if there is any SQL."""
     checks: dict[str, Callable[[], str]] = {"rules": partial(check_rules, pipeline)}
     checks |= {"definitions": partial(_definitions, pipeline)} if pipeline.definitions is not None else {}
+    checks |= {"duplicates": partial(check_duplicates, pipeline)} if pipeline.settings.deduplicate else {}
     return checks | ({"gold columns": partial(check_gold_columns, pipeline)} if pipeline.settings.gold_columns else {})
 
 

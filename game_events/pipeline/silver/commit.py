@@ -10,7 +10,16 @@ from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.group import Committed, commit_games
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
+from game_events.lakehouse.commits.transactions import (
+    ROW_COUNTERS,
+    BronzeIdentity,
+    Txn,
+    counter,
+    erasures,
+    incarnation,
+    txn,
+    txns,
+)
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.data.reading import BATCH_INFO, files_with
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
@@ -75,6 +84,7 @@ def _publish(
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
         if counts is not None:
             report.add_rules(Layer.SILVER, game, source.rules.rules, counts)
+            report.add(SilverResult(duplicates=Counter({game: counts.duplicates} if counts.duplicates else {})))
 
 
 def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport) -> dict[str, str]:
@@ -133,7 +143,8 @@ def _report_released(source: SilverInput, decisions: Decisions, released: Mappin
     pipeline = source.pipeline
     readmitted = sum(counts.readmitted for counts in released.values())
     report.add(SilverResult(readmitted=readmitted))
-    gone = sum(decisions.rejected_rows[game] - counts.held for game, counts in released.items()) - readmitted
+    accepted = readmitted + sum(counts.duplicates_readmitted for counts in released.values())
+    gone = sum(decisions.rejected_rows[game] - counts.held for game, counts in released.items()) - accepted
     if gone:
         report.warn(
             f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
@@ -222,7 +233,7 @@ def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameSt
         if target:
             advance[Txn.INCARNATION] = target
     counts = result.counts.get(game, RuleCounts())
-    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
+    for app, rows in zip(ROW_COUNTERS, (counts.dropped, counts.quarantined, counts.duplicates), strict=True):
         if rows or txn(handle, app) is not None:
             advance[app] = rows + (0 if start.replace else counter(handle, app))
     return advance

@@ -21,8 +21,9 @@ from game_events.errors import ConfigurationError, ConflictError, ExtensionError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import refuse_restored
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, erasures, incarnation, restored, txns
+from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, Txn, erasures, incarnation, restored, txns
 from game_events.lakehouse.data.columns import has_decoded_columns
+from game_events.lakehouse.data.reading import selection
 from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.lakehouse.tables import Layer, refuse_other_layout
@@ -35,6 +36,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
+from game_events.pipeline.silver.duplicates import History, NewKeys, new_keys, new_times
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, stage_games
 from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.workers.results import FanOutResult
@@ -103,7 +105,8 @@ def _stage_from_watermark(
     pipeline = run.pipeline
     floor = run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
-    result, unrouted = _stage_admitted(run, decisions)
+    history, new = _history(run, decisions)
+    result, unrouted = _stage_admitted(run, decisions, history, new)
     failpoints.reach("silver_staged")
     passed.unrouted = +unrouted
     passed.failed |= result.failed
@@ -114,7 +117,8 @@ def _stage_from_watermark(
         )
     starts: dict[str, GameStart] = {}
     for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
-        if isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start):
+        is_due = isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start)
+        if isinstance(start, GameStart) and is_due and _is_compared(run, history, game, start):
             starts[game] = replace(start, read_after=floor)
             continue
         drop(pipeline, result, game)
@@ -123,6 +127,26 @@ def _stage_from_watermark(
         else:
             passed.failed[game] = start
     return starts, result
+
+
+def _history(run: SilverRun, decisions: Decisions) -> tuple[History, NewKeys | None]:
+    """What silver has of the games with rows above the low watermark, and the keys of these rows, if any can be a duplicate."""
+    keys = run.source.keys
+    if not keys.entries:
+        return History(), None
+    floor = run.state.floor(Layer.SILVER)
+    games = set(filter(keys.applies_to, run.state.games))
+    new = new_keys(keys, run.pipeline.bronze, run.source.base, selection(run.source.handle, floor), floor, games)
+    starts = starts_of(run, decisions, sorted(new.games), redecide=False)
+    tables = {game: start.continued for game, start in starts.items() if isinstance(start, GameStart)}
+    return History.of(keys, new, tables), new.keys
+
+
+def _is_compared(run: SilverRun, history: History, game: str, start: GameStart) -> bool:
+    """Whether the rows that a game's table has now are those that its new rows were compared with."""
+    if not run.source.keys.applies_to(game):
+        return True
+    return history.is_of(game, start.continued, run.source.bronze)
 
 
 def _stage_from_tables(
@@ -137,7 +161,7 @@ def _stage_from_tables(
     pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
     routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
     lowest = min(start.read_after for start in starts.values())
-    result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions))
+    result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions, history=_own(run, starts)))
     failpoints.reach("silver_replanned")
     for game in starts.keys() - result.games - result.failed.keys():
         start = starts[game]
@@ -147,6 +171,17 @@ def _stage_from_tables(
             if start.handle is not None and not expired:
                 passed.done[game] = start.read_after  # bronze has no new rows of the game
     return starts, result
+
+
+def _own(run: SilverRun, starts: Mapping[str, GameStart]) -> History:
+    """What the tables have that rows are added to."""
+    keys = run.source.keys
+    above = {game: start.read_after for game, start in starts.items() if start.continued is not None and keys.applies_to(game)}
+    if not above:
+        return History()
+    files = selection(run.source.handle, min(above.values()))
+    new = new_times(keys, run.pipeline.bronze, run.source.base, files, above)
+    return History.of(keys, new, {game: starts[game].continued for game in above})
 
 
 def _is_only_copy(pipeline: Pipeline, game: str, start: GameStart) -> bool:
@@ -173,7 +208,9 @@ def _starts_with_due_rows(
     return starts
 
 
-def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
+def _stage_admitted(
+    run: SilverRun, decisions: Decisions, history: History, new: NewKeys | None
+) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
     pipeline = run.pipeline
     settings = pipeline.settings
@@ -181,9 +218,9 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     left_out = frozenset(run.state.failed_in(Layer.SILVER))
     known = {*run.state.games, *left_out}
     routing = Routing.of_all(settings, known)
-    work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out)
+    work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out, history, new)
     result = None
-    if run.one_pass is not None and not left_out and not run.source.rules.rules:
+    if run.one_pass is not None and not left_out and not run.source.rules.rules and not run.source.keys.entries:
         # What bronze's job has staged of exactly the files that this job would read, as this job would.
         result = run.one_pass.take(work.files, work.task)
     if result is None:
@@ -216,7 +253,7 @@ def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mappi
 def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
     """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
     bronze = run.source.bronze
-    needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
+    needed = (bronze.erased_app, Txn.ERASURES, *ROW_COUNTERS)
 
     def start(game: str) -> GameStart:
         handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
@@ -320,6 +357,7 @@ def refresh_silver(
             return {}  # there is no record of a selected message type yet
         refuse_others(pipeline, handle)
         source = SilverInput.of(pipeline, handle)
+        report.warn(*source.deduplication[1])
         state = pipeline.progress.read(source.bronze.key)
         for game, why in not_replaced.items():
             state = state.pending(Layer.SILVER, [game], why)
@@ -426,7 +464,7 @@ def _pass_from_watermark(run: SilverRun, passed: PassResult) -> None:
 
 def _unrouted_notices(run: SilverRun, unrouted: Counter[str]) -> list[str]:
     """A warning if more rows have no game's name than silver has got."""
-    routed = sum(table.rows + table.dropped + table.quarantined for table in run.report.of(Layer.SILVER))
+    routed = sum(table.rows + table.dropped + table.quarantined + table.duplicates for table in run.report.of(Layer.SILVER))
     if unrouted[INVALID] <= routed:
         return []
     entity = run.pipeline.settings.entity_column

@@ -11,11 +11,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -43,25 +44,57 @@ from game_events.lakehouse.storage import explain
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import TASK_ROWS, is_shuffled, shares_for, spread, tasks_for, write_game_files
-from game_events.pipeline.quality import DECIDED, Decisions, find_violations, judge, out_of_stack, require_valid
+from game_events.pipeline.quality import (
+    DECIDED,
+    MOST_VIOLATIONS,
+    Decisions,
+    file_column,
+    find_violations,
+    judge,
+    kept_out,
+    out_of_stack,
+    plain_names,
+    require_valid,
+    without_duplicates,
+)
+from game_events.pipeline.silver.duplicates import History, NewKeys, find, keys_of
+from game_events.pipeline.silver.duplicates_in_spark import history_rows, sent_twice
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import arrow_schema, quoted, united
+from game_events.workers.duplicates import Keys
 from game_events.workers.fanout import ColumnChoice, FanOut, Routing
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows
-from game_events.workers.rules import DISPOSITION, KEEP, READMIT, REJECT, RULE_RESULT, RuleColumns, RuleOutcome
+from game_events.workers.rules import (
+    DISPOSITION,
+    FILE,
+    KEEP,
+    READMIT,
+    REJECT,
+    ROW,
+    RULE_RESULT,
+    RuleColumns,
+    RuleOutcome,
+    Violations,
+)
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
 
 
 def transformed(
-    rows: DataFrame, source: pa.Schema, entity: str, transformations: Sequence[SilverTransformation]
+    rows: DataFrame,
+    source: pa.Schema,
+    entity: str,
+    transformations: Sequence[SilverTransformation],
+    compared: Sequence[str] = (),
 ) -> tuple[DataFrame, pa.Schema]:
     """Rows with the columns `source`, all transformations applied in order, and their columns; `entity` names the game.
+
+    `compared`: further columns that must stay as they are, as duplicates are found by them.
 
     ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
     """
@@ -70,10 +103,10 @@ def transformed(
     groups = _named_games(transformations)
     named = sorted(chain.from_iterable(groups.values()))
     name = F.col(quoted(entity))
-    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
+    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity, compared) for chosen, games in groups.items()]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
     for_all = [transformation for transformation in transformations if not transformation.games]
-    branches.append(_applied(rest, for_all, source, entity))
+    branches.append(_applied(rest, for_all, source, entity, compared))
     names = "; ".join(map(str, transformations))
     _check_same_types([arrow_schema(branch, names, source) for branch in branches], names)
     whole = united(branches)
@@ -89,15 +122,18 @@ def _named_games(transformations: Sequence[SilverTransformation]) -> Mapping[tup
     return groups
 
 
-def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
+def _applied(
+    rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str, compared: Sequence[str]
+) -> DataFrame:
     """The rows after these transformations, each of which must keep the pipeline's own columns and the game's name."""
-    name = f"array(coalesce(string({quoted(entity)}), ''))"
+    values = [f"coalesce(string({quoted(entity)}), '')", *(f"string({quoted(column)})" for column in compared)]
+    name = f"array({', '.join(values)})"
     for transformation in chosen:
         after = _called(transformation, rows.withColumn(_NAME_BEFORE, F.expr(name)))
-        own = [column for column in source.names if column.startswith("_") or column == entity]
+        own = [column for column in source.names if column.startswith("_") or column in (entity, *compared)]
         _require_own(transformation, own, dict(rows.dtypes), dict(after.dtypes))
         if _NAME_BEFORE in after.columns:
-            after = _with_same_name(transformation, after, name, entity)
+            after = _with_same_name(transformation, after, name, entity, compared)
         rows = after.drop(_NAME_BEFORE)
     return rows
 
@@ -130,15 +166,18 @@ def _require_own(
         )
 
 
-def _with_same_name(transformation: SilverTransformation, rows: DataFrame, name: str, entity: str) -> DataFrame:
-    """The rows, which raise if the function has changed the value that names the game.
+def _with_same_name(
+    transformation: SilverTransformation, rows: DataFrame, name: str, entity: str, compared: Sequence[str]
+) -> DataFrame:
+    """The rows, which raise if the function has changed the value that names the game, or one that tells duplicates.
 
     Other passes find the row by bronze's name: it would be lost in some, and twice in others.
     """
     names = list(map(folded, rows.columns))
     if names.count(folded(entity)) != 1:
         return rows
-    refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
+    more = f", or of {', '.join(compared)}, by which GAME_EVENTS_DEDUPLICATE compares rows" if compared else ""
+    refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game{more}")
     same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
     guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
     if len(set(names)) < len(names):  # refused below, unless another function removes it
@@ -238,7 +277,18 @@ class SilverInput:
     def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
         """Rows with the columns of `base`, transformed, and the columns of the result."""
         entity = self.pipeline.settings.entity_column
-        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations)
+        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations, self.keys.compared)
+
+    @cached_property
+    def deduplication(self) -> tuple[Keys, list[str]]:
+        """What tells events from each other, and notices; ConfigurationError: these columns cannot."""
+        settings = self.pipeline.settings
+        return keys_of(settings, self.pipeline.extensions, self.base) if settings.deduplicate else (Keys(), [])
+
+    @property
+    def keys(self) -> Keys:
+        """What tells events from each other, if rows may be left out as they were sent twice."""
+        return self.deduplication[0]
 
     @property
     def columns(self) -> StructType:
@@ -277,6 +327,11 @@ class GameStart:
     rejections_decided_to: int = 0
     judge_again: bool = False
 
+    @property
+    def continued(self) -> DeltaTable | None:
+        """The table, if the staged rows are added to its rows."""
+        return None if self.replace else self.handle
+
     def is_behind(self, batch: int) -> bool:
         """Whether rows up to this batch would replace, or decide again, rows of later ones."""
         return (self.replace and (self.last_batch_in_table or 0) > batch) or (
@@ -293,6 +348,8 @@ class Staging:
         games: estimated number of games; 0: unknown.
         starts: game -> its start; None: every game starts there, with nothing decided.
         left_out: without `starts`: games of another pass.
+        history: what silver has, if rows may be duplicates.
+        new: keys of the rows above the low watermark; None: Spark finds duplicates.
     """
 
     source: SilverInput
@@ -302,6 +359,8 @@ class Staging:
     starts: Mapping[str, GameStart] | None
     decisions: Decisions
     left_out: frozenset[str] = frozenset()
+    history: History = field(default_factory=History)
+    new: NewKeys | None = None
 
     @cached_property
     def files(self) -> FileSelection:
@@ -311,6 +370,8 @@ class Staging:
     def rows(self) -> DataFrame:
         """Bronze's rows with the column `DECIDED`."""
         rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
+        if self.source.keys.entries:
+            rows = rows.select("*", F.col(file_column(self.files)).alias(FILE), F.col("_metadata.row_index").alias(ROW))
         if self.starts is not None:
             return rows_from(self.source, rows, self.starts)
         rows = rows if self.files.exact else rows.where(F.col("_batch") > self.low_watermark)
@@ -379,15 +440,67 @@ class Staging:
         if outcome is None:
             return read
         source = self.source
-        violations = find_violations(source.pipeline.spark, outcome, self.files, source.columns, read.above)
-        return replace(read, violations=violations) if violations is not None else None
+        violating = twice = None
+        if source.rules.rules:
+            violating = find_violations(source.pipeline.spark, outcome, self.files, source.columns, read.above)
+            if violating is None:
+                return None
+        if outcome.deduplicates:
+            twice = self._sent_twice_here(kept_out(outcome, self.files, violating, None)) if violating is not None else None
+            twice = self._all_duplicates if twice is None else twice
+            if twice is None:
+                return None
+        return replace(read, violations=kept_out(outcome, self.files, violating, twice))
+
+    def _sent_twice_here(self, violations: Violations | None) -> pa.Table | None:
+        """`FILE` and `ROW` of the rows that were sent twice, found without Spark's plan; None: it has to look for them."""
+        source = self.source
+        if self.new is None:
+            return None
+        pipeline = source.pipeline
+        return find(pipeline.get_spark, pipeline.lakehouse, source.keys, source.base, self.new, violations, self.history)
+
+    @cached_property
+    def _all_duplicates(self) -> pa.Table | None:
+        names = plain_names(self.files)
+        if names is not None and self.starts is None and not self.source.rules.rules:
+            here = self._sent_twice_here(None)
+            if here is not None:
+                by_path = pa.array(names).take(pc.index_in(here.column(FILE), pa.array(self.files.paths)))
+                return here.set_column(0, FILE, by_path)
+        return self._duplicates(None, self._already_rejected())
+
+    def _duplicates(self, part: Collection[str] | None, already_rejected: DataFrame | None) -> pa.Table | None:
+        """`FILE` and `ROW` of the rows that were sent twice, by a job of its own; None: more than `MOST_VIOLATIONS` were."""
+        with null_on_error(self.source.pipeline.spark) if self.source.rules.rules else nullcontext():
+            rows = self._sent_twice(part, already_rejected)
+            if self.files.rows > MOST_VIOLATIONS or not self.files.rows_known:
+                rows = rows.limit(MOST_VIOLATIONS + 1)  # another stage
+            duplicates = rows.toArrow()
+        return duplicates if duplicates.num_rows <= MOST_VIOLATIONS else None
+
+    def _sent_twice(self, part: Collection[str] | None, already_rejected: DataFrame | None) -> DataFrame:
+        """`FILE` and `ROW` of the rows that were sent twice; rows that rules keep out of silver take no part."""
+        source = self.source
+        rows = self.rows() if part is None else self.rows().where(self._named(part))
+        if source.rules.rules or already_rejected is not None:
+            rows = judge(source.rules, rows, already_rejected).where(F.col(DISPOSITION).isin(KEEP, READMIT))
+        old = history_rows(source.pipeline.spark, source.keys, self.history, source.columns)
+        return sent_twice(source.keys, rows, old, self.files.rows)
 
     def _sent_by_spark(
         self, part: Collection[str] | None, games: int, already_rejected: DataFrame | None, task: FanOut
     ) -> FanOutResult:
         source = self.source
         rows = self.rows() if part is None else self.rows().where(self._named(part))
-        rows = _prepared(source, rows, already_rejected, task.outcome)
+        sent_twice = None
+        if task.outcome is not None and task.outcome.deduplicates:
+            places = self._all_duplicates if part is None else self._duplicates(part, already_rejected)
+            if places is None:
+                sent_twice = self._sent_twice(part, already_rejected)
+            else:
+                sent_twice = F.broadcast(source.pipeline.spark.createDataFrame(places, f"{FILE} string, {ROW} bigint"))
+        rows = _prepared(source, rows, already_rejected, task.outcome, sent_twice)
         with null_on_error(source.pipeline.spark) if source.rules.rules else nullcontext():
             return write_game_files(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
 
@@ -440,7 +553,13 @@ class Staging:
         return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
-def _prepared(source: SilverInput, rows: DataFrame, held_rows: DataFrame | None, outcome: RuleOutcome | None) -> DataFrame:
+def _prepared(
+    source: SilverInput,
+    rows: DataFrame,
+    held_rows: DataFrame | None,
+    outcome: RuleOutcome | None,
+    sent_twice: DataFrame | None,
+) -> DataFrame:
     """The input of the workers.
 
     Rules are evaluated before user transformations, because a transformation may drop, multiply or reshape rows. Accepted rows
@@ -453,6 +572,8 @@ def _prepared(source: SilverInput, rows: DataFrame, held_rows: DataFrame | None,
     names = [quoted(name) for name in names]
     with null_on_error(source.pipeline.spark):
         judged = judge(source.rules, rows, held_rows)
+    if sent_twice is not None:
+        judged = without_duplicates(judged, sent_twice)
     more = _rule_results(outcome)
     if not outcome.apart:
         return judged.selectExpr(*names, *more)
@@ -490,15 +611,17 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, GameSta
 
 def _outcome(source: SilverInput, *, has_held_rows: bool) -> RuleOutcome | None:
     rules = source.rules
-    if not rules.rules and not has_held_rows:
+    deduplicates = bool(source.keys.entries)
+    if not rules.rules and not has_held_rows and not deduplicates:
         return None
     rejects = rules.has("quarantine")
     return RuleOutcome(
         rules,
-        has_disposition=has_held_rows or rejects or rules.has("drop"),
+        has_disposition=has_held_rows or rejects or rules.has("drop") or deduplicates,
         quarantine=source.pipeline.quarantine if rejects else None,
         run_id=source.pipeline.run_id,
         apart=bool(source.pipeline.extensions.transformations),
+        deduplicates=deduplicates,
     )
 
 

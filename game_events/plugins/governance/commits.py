@@ -26,7 +26,7 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.group import commit_games, opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, txn, txns
+from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, Txn, counter, erasures, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, RECORD
 from game_events.lakehouse.data.staging import discard, file_system
 from game_events.lakehouse.maintenance import delete_files
@@ -413,12 +413,16 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     is_counted = state.done_before is not None and identity.erased(handle) >= state.done_before > 0 and not hits
     if not is_counted:
         advance |= _counters(state, handle, identity.taken(handle) or 0, game, _rows(hits))
-    expected = txns(handle, (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
+    expected = txns(handle, (identity.app, Txn.INCARNATION, *ROW_COUNTERS))
     return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
 
 def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:
-    """Silver's counters of rejected rows after the erasure, so that bronze = silver + dropped + quarantined still holds."""
+    """Silver's counters after the erasure, so that bronze = silver + dropped + quarantined + duplicates still holds.
+
+    Which of the others' rows rules had dropped, and which were duplicates, is not known any more where a table has both: then
+    duplicates are subtracted first, and only the sum is right.
+    """
     # The counters never had rows of a bronze that was replaced since.
     since = max(state.settled.get(game, 0), state.people.oldest_batch - 1)
 
@@ -429,9 +433,10 @@ def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, er
     quarantined = of_game(state.all_of_quarantine())
     # A transformation may have changed the number of rows.
     transformed = state.pipeline.extensions.transformed(game)
-    dropped = 0 if transformed else of_game(state.people.records) - erased - quarantined
+    others = 0 if transformed else of_game(state.people.records) - erased - quarantined
+    duplicates = min(others, counter(handle, Txn.ROWS_DUPLICATE))
     counters: dict[str, int] = {}
-    for app, rows in ((Txn.ROWS_DROPPED, dropped), (Txn.ROWS_QUARANTINED, quarantined)):
+    for app, rows in zip(ROW_COUNTERS, (others - duplicates, quarantined, duplicates), strict=True):
         value = handle.transaction_version(app)
         if value is not None and rows > 0:
             counters[app] = max(0, value - rows)

@@ -70,7 +70,7 @@ def report():
         TableReport("silver", "silver_rummy_events", "/l/silver_rummy_events", "rummy", rows=99, error="disk full"),
         TableReport("gold", "gold_uno_player_agg", "/l/gold_uno_player_agg", "uno", rows=2),
     ]
-    counts = {"rejected": Counter(MALFORMED=2), "unrouted": Counter({INVALID: 1})}
+    counts = {"rejected": Counter(MALFORMED=2), "unrouted": Counter({INVALID: 1}), "duplicates": Counter(uno=4)}
     lag = {0: 3, 1: 4}
     return RunReport(lag=lag, batches=[7], schema_ids={12, 3}, seconds={"bronze": 1.23456}, tables=tables, **counts)
 
@@ -106,6 +106,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "other_types": {},
         "replayed": 0,
         "unrouted": {"invalid": 1},
+        "duplicates": {"uno": 4},
         "readmitted": 0,
         "dropped": 0,
         "quarantined_by_rules": 0,
@@ -142,6 +143,8 @@ def test_an_empty_run_is_reported_as_well():
 def test_books_balance_if_every_bronze_row_is_somewhere():
     assert Reconciliation().passed
     assert Reconciliation(bronze=10, silver=7, unrouted=2, pending=1, quarantine=99).passed
+    assert Reconciliation(bronze=10, silver=7, duplicates=3).passed
+    assert not Reconciliation(bronze=10, silver=7, duplicates=3, wrong={"a": GameCounts(10, 7, duplicates=2)}).passed
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.transactions import Txn
@@ -16,7 +17,7 @@ from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging
 from game_events.rules import Rule
 from game_events.workers.fanout import Routing
 from game_events.workers.rows import FileRows
-from game_events.workers.rules import Violations
+from game_events.workers.rules import FILE, ROW
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -43,7 +44,7 @@ def pipeline(tmp_path, monkeypatch):
 
 def staging(pipeline, above=0, rules=(), **options):
     source = SilverInput.of(pipeline, pipeline.bronze.open())
-    source.__dict__["rules"] = SimpleNamespace(rules=rules, has=lambda _: False, out_of_stack=lambda _: [])
+    source.__dict__["rules"] = SimpleNamespace(rules=rules, names=[], has=lambda _: False, out_of_stack=lambda _: [])
     options = {"routing": Routing(), "games": 0, "starts": None} | options
     return Staging(source, above, decisions=Decisions.read(pipeline, source.bronze.key), **options)
 
@@ -75,13 +76,15 @@ def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, m
 
 
 def test_with_rules_workers_read_the_files_and_get_the_rows_that_violate_rules_unless_these_are_too_many(pipeline, monkeypatch):
-    asked, answers = [], [Violations(None, {}), None]
+    work = staging(pipeline, rules=(Rule(name="r", sql="true"),))
+    path = work.files.paths[1]
+    asked, answers = [], [pa.table({FILE: [f"{work.files.root}/{path}"], ROW: [3]}), None]
     monkeypatch.setattr(
         module, "find_violations", lambda _spark, split, files, *_: asked.append((split, files)) or answers.pop(0)
     )
-    work = staging(pipeline, rules=(Rule(name="r", sql="true"),))
     task = work.stage()
-    assert task.source.violations == Violations(None, {})
+    assert list(task.source.violations.files) == [path]
+    assert task.source.violations.of_file(path).column(ROW).to_pylist() == [3]
     assert asked == [(task.outcome, work.files)]
     with pytest.raises(SparkReadsError):
         work.stage()
