@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -55,6 +55,7 @@ class DecodePlan:
         max_unknown_ids: unknown ids that are reported from one batch, plus one.
         values: what becomes of single bad values.
         named: names of types that their schema does not give, or that have no schema.
+        registries: source -> name of its registry in ids (`frame.named`), where it has one of its own.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -66,6 +67,11 @@ class DecodePlan:
     max_unknown_ids: int = 10_000
     values: ValueRules = field(default_factory=ValueRules)
     named: Mapping[TypeKey, str] = field(default_factory=dict)
+    registries: Mapping[str, str] = field(default_factory=dict)
+
+    def registry_of(self, source: str | None) -> str:
+        """Name of the registry of which the ids of a source's records are; None: the records are older than `SOURCES`."""
+        return "" if source is None else self.registries.get(source, source)
 
     def name_of(self, key: TypeKey) -> str | None:
         """Full name of a message type; None: it is not known."""
@@ -123,7 +129,12 @@ class BatchDecoder:
         self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
         self._rules = ColumnRules(plan.values, plan.columns)
         self._shape = Shape.of(plan.columns.columns.values())
-        self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
+        #: By registry: frames have ids without its name.
+        self._indexless: dict[str, set[SchemaId]] = {}
+        for schema_id, schema in plan.schemas.items():
+            if not schema.indexed:
+                self._indexless.setdefault(frames.registry_of(schema_id), set()).add(frames.bare(schema_id))
+        self._is_all_indexed = not self._indexless
 
     def parts(self, rows: pa.RecordBatch, values: str) -> Iterator[pa.RecordBatch]:
         """Rows, cut where they could become too many cells (see `pieces`); `values`: name of the column with the values."""
@@ -131,17 +142,20 @@ class BatchDecoder:
         if len(rows):
             lengths = pc.fill_null(pc.binary_length(rows.column(values)), 0).to_numpy(zero_copy_only=False)
         # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
-        for begin, end in pieces(self._shape, lengths, octets=1 if self._indexless else 2):
+        for begin, end in pieces(self._shape, lengths, octets=2 if self._is_all_indexed else 1):
             # Copies: slices would count as the whole batch.
             yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
 
-    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
+    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None, registry: str = "") -> DecodedBatch:
         """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
 
-        Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
+        `registry`: whose ids their frames have. Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
-        groups, bad_frames = frames.split(values, headers, self._indexless)
+        groups, bad_frames = frames.split(values, headers, self._indexless.get(registry, frozenset()))
+        if registry:
+            groups = [replace(group, schema_id=frames.named(registry, group.schema_id)) for group in groups]
+            bad_frames = [_of_registry(bad, registry) for bad in bad_frames]
         for bad in bad_frames:
             self._add_bad(bad, result)
         known = self._known(groups, result)
@@ -239,6 +253,11 @@ class BatchDecoder:
             del self._decoders[other]
             self._plan.schemas[other[0]].forget()
         return decoder
+
+
+def _of_registry(bad: frames.BadFrames, registry: str) -> frames.BadFrames:
+    """The rows with the name of the registry in their id, if they have one."""
+    return bad if bad.schema_id is None else replace(bad, schema_id=frames.named(registry, bad.schema_id))
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:

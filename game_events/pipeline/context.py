@@ -6,18 +6,20 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
-from game_events.decoding.columns import ValueRules, kept_columns
+from game_events.decoding.columns import ColumnMap, ValueRules, kept_columns
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import erasures
+from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS, column_map, is_sourced, own_columns
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
@@ -113,6 +115,15 @@ class Pipeline:
     def open_quarantine(self) -> DeltaTable | None:
         """The newest version of quarantine, likewise."""
         return self.tables.open(self.quarantine)
+
+    def column_map(self, bronze: DeltaTable) -> ColumnMap:
+        """Where fields land in a version of bronze, for new rows: with the names of sources if there are several."""
+        columns = column_map(bronze)
+        return replace(columns, sourced=True) if self.settings.sources else columns
+
+    def quarantine_columns(self) -> pa.Schema:
+        """The columns of quarantine, likewise."""
+        return own_columns(QUARANTINE_COLUMNS, sourced=bool(self.settings.sources) or is_sourced(self.open_quarantine()))
 
     @cached_property
     def source(self) -> Source:

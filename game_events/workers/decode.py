@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,18 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
-from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
+from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef, named
 from game_events.lakehouse.data.columns import (
-    FILE_COLUMNS,
     HEADERS,
     MESSAGE_TYPE,
-    OWN_COLUMNS,
+    OWN_NAMES,
     QUARANTINE_COLUMNS,
     RECORD,
+    SOME_COLUMNS,
+    SOURCE,
     TIME,
     bronze_schema,
     identity_columns,
     none_if_empty,
+    own_columns,
 )
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
@@ -182,11 +184,13 @@ class BronzeTask(DecodeJob):
         rows = _marked(rows, self.deadly) if self.deadly else rows
         if rows.column("reason").null_count < len(rows):
             rows = output.readable(rows)
+        registry = self.plan.registry_of(batch.column("source")[0].as_py()) if "source" in batch.schema.names else ""
         for part in decoder.parts(rows, "value"):
             if "columns" in part.schema.names and len(part):
-                decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
+                schema_id = named(registry, part.column("schema_guid")[0].as_py())
+                decoded = decoder.decode_columns(schema_id, part.column("columns"))
             else:
-                decoded = decoder.decode(part.column("value"), part.column("headers"))
+                decoded = decoder.decode(part.column("value"), part.column("headers"), registry)
             result.types |= decoded.types
             result.unknown |= decoded.unknown
             result.nulled.update(decoded.nulled)
@@ -232,7 +236,7 @@ class _Output:
         self.result = StagedRows()
         self._task = task
         self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
-        self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self.bad = StagedWriter(task.quarantine, own_columns(QUARANTINE_COLUMNS, sourced=task.plan.columns.sourced))
         self._now = datetime.now(UTC)
         self._filter = task.record_filter.open() if task.record_filter is not None else None
         fan_out = task.fan_out()
@@ -323,7 +327,7 @@ class _Output:
             "_kafka_headers": none_if_empty(taken.column("headers")),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
-        own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
+        own |= {own_name: taken.column(name) for name, own_name in SOME_COLUMNS.items() if name in taken.schema.names}
         return own | {"_raw_value": taken.column("value")} if raw else own
 
 
@@ -349,12 +353,12 @@ class StoredTask(DecodeJob):
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
-        for sent in batches:
+        for registry, sent in _by_registry(batches, self.plan):
             for batch in decoder.parts(sent, "_raw_value"):
                 rows = pa.Table.from_batches([batch])
                 index = rows.schema.get_field_index(HEADERS)
                 rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
-                decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
+                decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"), registry)
                 result.types |= decoded.types
                 result.unknown |= decoded.unknown
                 result.nulled.update(decoded.nulled)
@@ -390,13 +394,26 @@ class StoredTask(DecodeJob):
         self, rows: pa.Table, numbers: Rows, schema_id: SchemaId, message_type: str | None, *, keep_raw: bool
     ) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(numbers))
-        own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
+        own = {name: taken.column(name) for name in OWN_NAMES if name in taken.column_names}
         own |= identity_columns(schema_id, message_type, len(numbers))
         if self.batch is not None:
             own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(numbers))
         if not keep_raw:
             own["_raw_value"] = pa.nulls(len(numbers), pa.binary())
         return own
+
+
+def _by_registry(batches: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows with the registry that the ids in their frames are of, by their sources."""
+    for batch in batches:
+        if SOURCE not in batch.schema.names:
+            yield "", batch
+            continue
+        sources = pc.dictionary_encode(batch.column(SOURCE), null_encoding="encode")
+        registries = pa.array([plan.registry_of(source) for source in sources.dictionary.to_pylist()], pa.string())
+        of_rows = registries.take(sources.indices)
+        for registry in pc.unique(of_rows).to_pylist():
+            yield registry, batch.filter(pc.equal(of_rows, registry))
 
 
 def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:

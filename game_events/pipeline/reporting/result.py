@@ -388,6 +388,7 @@ class BronzeResult(LayerResult):
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         suppressed: records of erased people, which are in no table.
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
+        left_out: source in `SOURCES` that failed -> why; the others were read. None: there is one source, or it was not read.
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -429,6 +430,7 @@ class BronzeResult(LayerResult):
         asset=(Layer.BRONZE, "values_made_null", dict),
         printed="",
     )
+    left_out: Mapping[str, str] | None = merged(newest, NoneType, json=None)
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 
 
@@ -506,8 +508,8 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
 
     @property
     def success(self) -> bool:
-        """Nothing failed."""
-        return not self.errors
+        """Nothing failed, and no source was left out."""
+        return not self.errors and not self.left_out
 
     @property
     def is_empty(self) -> bool:
@@ -518,7 +520,7 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     @property
     def topics(self) -> list[str]:
         """Topics that were read."""
-        return sorted({partition.topic for partition in self.offsets})
+        return sorted({partition.place for partition in self.offsets})
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
@@ -533,7 +535,9 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "tables": {t.table: t.location for t in committed},
         }
-        return shown | self._json_of_fields() | {key: part.to_dict() for key, part in self.parts.items()}
+        return (
+            shown | self._json_of_fields() | self._json_of_sources() | {key: part.to_dict() for key, part in self.parts.items()}
+        )
 
     def _rows_by_game(self, committed: Iterable[TableReport]) -> dict[str, dict[str, int]]:
         """Game -> layer -> committed rows; nothing for a game whose tables failed."""
@@ -542,6 +546,30 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
             if table.game:
                 games[table.game][table.layer] = table.rows
         return games
+
+    def _json_of_sources(self) -> dict[str, object]:
+        """What was read of each source, what is left, and why one was left out; nothing if there is one without a name."""
+        by_source = self.by_source
+        return {"sources": by_source} if by_source else {}
+
+    @property
+    def by_source(self) -> dict[str, dict[str, int | str]]:
+        """Source in `SOURCES` -> records (offsets) read, left to read, lost before they were read; why it was left out."""
+        found: dict[str, dict[str, int | str]] = {}
+        counts: list[tuple[str, str, int]] = [
+            *((partition.source, "read", end - start) for partition, (start, end) in self.offsets.items()),
+            *((partition.source, "lag", lag) for partition, lag in self.lag.items()),
+            *((gap.topic.partition("/")[0], "lost", gap.offsets or 0) for gap in self.gaps),
+        ]
+        read = {partition.source for partition in (*self.offsets, *self.lag)}
+        named = (read | set(self.left_out or ())) - {""}
+        for name, what, count in counts:
+            if name in named:
+                of_source = found.setdefault(name, {})
+                of_source[what] = int(of_source.get(what, 0)) + count
+        for name, why in (self.left_out or {}).items():
+            found.setdefault(name, {})["left_out"] = why
+        return dict(sorted(found.items()))
 
     def _json_of_fields(self) -> dict[str, object]:
         """Field -> its value, of the fields that say how they are shown."""

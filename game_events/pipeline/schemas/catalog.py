@@ -29,7 +29,7 @@ from game_events.decoding.decoder import (
     first_decoders,
     json_title,
 )
-from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, ordered
+from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, bare, ordered
 from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -103,7 +103,7 @@ class _Subject:
 
     ask_again: float = 0.0
     numbers: list[int] | None = None
-    ids: dict[int, int] = field(default_factory=dict)
+    ids: dict[SchemaId, int] = field(default_factory=dict)
 
 
 class SchemaCatalog:
@@ -131,6 +131,8 @@ class SchemaCatalog:
         `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         self._registry = registry
+        #: Source -> name of its registry in ids.
+        self.registries = registry.registries
         self._archive = SchemaArchive(lakehouse)
         self._known = {i: _Known(digests) for i, digests in self._archive.digests().items()}
         self._used: RecentlyUsed[SchemaId] = RecentlyUsed()
@@ -145,12 +147,12 @@ class SchemaCatalog:
         self._ambiguous: set[TypeKey] = set()
         self._met: set[TypeKey] = set()
 
-    def expected_ids(self, subject: str) -> list[int]:
+    def expected_ids(self, subject: str) -> list[SchemaId]:
         """Ids of a subject to plan for: those that have occurred, or all if none has, as each planned id makes columns."""
         ids = self.ids_of(subject)
         return [i for i in ids if i in self._known and self._known[i].digests] or ids
 
-    def ids_of(self, subject: str) -> list[int]:
+    def ids_of(self, subject: str) -> list[SchemaId]:
         """Ids of all versions of a subject, to plan for them before their first record; empty while the registry is down.
 
         The registry is asked at most every `IDS_S` seconds; a newer version is found by its first record.
@@ -170,8 +172,6 @@ class SchemaCatalog:
 
     def version_of(self, schema_id: SchemaId) -> tuple[str, int] | None:
         """Subject and version of an id at the last `ids_of`; no request."""
-        if not isinstance(schema_id, int):
-            return None
         return next(((subject, s.ids[schema_id]) for subject, s in self._subjects.items() if schema_id in s.ids), None)
 
     def unknown_ids(self) -> set[SchemaId]:
@@ -259,7 +259,8 @@ class SchemaCatalog:
         changed = difference(archived, schema)
         if changed is not None:
             known.forget()
-            said = registry_changed(schema.schema_id, changed, self._registry.url, self._archive.uri)
+            url = self._registry.url_of(schema.schema_id)
+            said = registry_changed(schema.schema_id, changed, url, self._archive.uri)
             known.compiled = RegistryChangedError(said)
             return known
         # Perhaps the registry had lost a reference when this id was archived.
@@ -275,8 +276,8 @@ class SchemaCatalog:
         return compiled
 
     def _no_such_id(self, schema_id: SchemaId) -> str:
-        said = f"the registry {self._registry.url} has no schema with id {schema_id}"
-        if schema_id == 0:
+        said = f"the registry {self._registry.url_of(schema_id)} has no schema with id {schema_id}"
+        if bare(schema_id) == 0:
             said += (
                 ", which no registry issues: are these ids of 8 bytes, as Apicurio's serializers write them? That is another "
                 "wire format: let the producer write ids of 4 bytes (apicurio.registry.id-handler)"
@@ -333,7 +334,10 @@ class SchemaCatalog:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
         used = [(i, self._known[i]) for i in sorted(set(schema_ids), key=ordered) if i in self._known]
         new = [known.schema for _, known in used if known.schema is not None and not known.digests]
-        added = list(self._archive.add(new, self._registry.url)) if new else []
+        by_registry = defaultdict[str, list[RegistrySchema]](list)
+        for schema in new:
+            by_registry[self._registry.url_of(schema.schema_id)].append(schema)
+        added = [schema_id for url, schemas in by_registry.items() for schema_id in self._archive.add(schemas, url)]
         for schema_id, known in used:
             if known.schema is not None and not known.digests:
                 known.digests = {known.schema.digest}
@@ -402,7 +406,10 @@ class SchemaCatalog:
                 except DataError as error:
                     rejected[key] = (Reason.BAD_SCHEMA, str(error))
         limit = self.max_unknown_ids
-        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values, named)
+        not_decoded = frozenset(undecoded)
+        return DecodePlan(
+            schemas, frozenset(types), rejected, columns, not_decoded, rest, limit, self._values, named, self.registries
+        )
 
     def _json_name(self, schema_id: SchemaId) -> str | None:
         """What `_message_type` has for a JSON Schema: its title, else a subject that has it; None: neither is known."""

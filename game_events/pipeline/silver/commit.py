@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
-from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
+from game_events.lakehouse.data.columns import COORDINATES
 from game_events.lakehouse.data.reading import BATCH_INFO, files_with
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.staging import discard
@@ -119,7 +119,8 @@ def _commit_decisions(
     report.add(LayerResult(rejected=reasons))
     if reasons or rewritten.paths:
         with_rows = replace(landed, rows=reasons.total())
-        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+        columns = source.pipeline.quarantine_columns()
+        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, columns, source.batch)
     return moved
 
 

@@ -295,6 +295,7 @@ class KafkaSource(Source):
     def __init__(self, context: SourceContext, admin: KafkaAdmin | None = None) -> None:
         """Connects at the first call; raises as `refuse_managed`; `admin` reads the topics' metadata."""
         self._settings = settings = context.settings
+        self._name = context.name
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self.admin = admin or KafkaAdmin(settings, context.timeout_s)
@@ -310,7 +311,8 @@ class KafkaSource(Source):
         """
         partitions = []
         for name, description in sorted(self._described().items()):
-            partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
+            topic_id = str(description.topic_id)
+            partitions += [Partition(name, topic_id, one.id, source=self._name) for one in description.partitions]
         return self.admin.snapshot(self._assigned(partitions))
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
@@ -328,6 +330,8 @@ class KafkaSource(Source):
     def wants(self, topic: str) -> bool:
         """Whether the topics, or the pattern, of the settings include this one."""
         pattern = self._settings.kafka_topic_pattern
+        if "/" in topic:  # of another source by name (`Partition.place`)
+            return False
         return topic in self._settings.kafka_topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
     def lost_rows(self, now: SourceSnapshot, origins: Offsets | None) -> Column:  # noqa: ARG002
