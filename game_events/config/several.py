@@ -83,9 +83,12 @@ class SeveralSettings(SettingsGroup):
             return self
         if getattr(self, "source_table", None) is not None:
             raise ValueError("SOURCES and SOURCE_TABLE exclude each other: set only one")
-        of_files = [name for name, one in settings_of_each(self).items() if one.source_kind == "files"]  # type: ignore[attr-defined]
-        if len(of_files) > 1:
-            raise ValueError(f"SOURCES: {' and '.join(of_files)} are files: only one may be, as there is one list of files")
+        kinds: dict[str, str] = {}
+        for name, one in settings_of_each(self).items():
+            kind = str(getattr(one, "source", ""))
+            other = kinds.setdefault(kind, name)
+            if other != name and kind != FileSettings.model_fields["source"].default:
+                raise ValueError(f"SOURCES: {other} and {name} are both {kind}: only one may be, as there is one list of them")
         return self
 
 
@@ -98,6 +101,15 @@ def settings_of_each(settings: AnySettings) -> dict[str, AnySettings]:
 def settings_or_each(settings: AnySettings) -> list[AnySettings]:
     """The settings of each source; of the one that there is without `sources`."""
     return list(settings_of_each(settings).values()) or [settings]
+
+
+def registry_names(settings: SourceSettings) -> dict[str, str]:
+    """Source -> name of its registry in ids of schemas: empty for that of the top level, else its first source's name.
+
+    Whatever the order of the sources: ids of the top level's registry are as they were before there were several.
+    """
+    first: dict[str, str] = {settings.schema_registry_url: ""}
+    return {name: first.setdefault(one.schema_registry_url, name) for name, one in settings_of_each(settings).items()}
 
 
 def _own(one: OneSource) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.config.masking import without_secrets
+from game_events.config.several import registry_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
@@ -125,7 +126,7 @@ def _stage(
 ) -> StagedRows:
     """Decode the selected rows that bronze lacks; commits nothing."""
     waiting = quarantine_rows(pipeline, paths(quarantine))
-    registries = pipeline.catalog.registries if SOURCE in waiting.columns else None
+    registries = registry_names(pipeline.settings) if SOURCE in waiting.columns else None
     waiting = waiting.where(_condition(selection, table_id(bronze), registries))
     own = own_columns(OWN_COLUMNS, sourced=SOURCE in waiting.columns)
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(own.names))
@@ -242,7 +243,7 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     rows = read_table(pipeline.spark, handle)
     pipeline.on_progress(f"redecode: {total:,} rows of bronze")
     kept_out = record_filter(pipeline, handle)
-    types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows, pipeline.catalog.registries)]
+    types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows, registry_names(pipeline.settings))]
     job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, record_filter=kept_out)
     with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
         _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), pipeline.column_map(handle), types)
@@ -333,7 +334,7 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     ids: Counter[SchemaId] = Counter()
     counted = unknown.group_by(of_ids).aggregate([([], "count_all")])
     for rows_of_id, *row in zip(*(counted[name].to_pylist() for name in ("count_all", *of_ids)), strict=True):
-        schema_id = id_of_row(*row, registries=pipeline.catalog.registries)
+        schema_id = id_of_row(*row, registries=registry_names(pipeline.settings))
         if schema_id is not None:
             ids[schema_id] += rows_of_id
     return ids, elsewhere

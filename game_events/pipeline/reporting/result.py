@@ -555,6 +555,8 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     @property
     def by_source(self) -> dict[str, dict[str, int | str]]:
         """Source in `SOURCES` -> records (offsets) read, left to read, lost before they were read; why it was left out."""
+        if self.left_out is None:
+            return {}
         found: dict[str, dict[str, int | str]] = {}
         counts: list[tuple[str, str, int]] = [
             *((partition.source, "read", end - start) for partition, (start, end) in self.offsets.items()),
@@ -562,12 +564,12 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
             *((gap.topic.partition("/")[0], "lost", gap.offsets or 0) for gap in self.gaps),
         ]
         read = {partition.source for partition in (*self.offsets, *self.lag)}
-        named = (read | set(self.left_out or ())) - {""}
+        named = (read | set(self.left_out)) - {""}
         for name, what, count in counts:
             if name in named:
                 of_source = found.setdefault(name, {})
                 of_source[what] = int(of_source.get(what, 0)) + count
-        for name, why in (self.left_out or {}).items():
+        for name, why in self.left_out.items():
             found.setdefault(name, {})["left_out"] = why
         return dict(sorted(found.items()))
 

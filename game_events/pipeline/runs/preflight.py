@@ -27,7 +27,7 @@ from game_events.config.names import measures
 from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
-from game_events.config.several import settings_of_each
+from game_events.config.several import registry_names, settings_of_each
 from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
@@ -399,7 +399,7 @@ def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
     rows_by_id: Counter[SchemaId] = Counter()
     counted = rows.group_by(of_ids).aggregate([([], "count_all")])
     for number, *row in zip(*(counted[name].to_pylist() for name in ("count_all", *of_ids)), strict=True):
-        schema_id = id_of_row(*row, registries=pipeline.catalog.registries)
+        schema_id = id_of_row(*row, registries=registry_names(pipeline.settings))
         if schema_id is not None:
             rows_by_id[schema_id] += number
     return {schema_id for schema_id, _ in rows_by_id.most_common(VERSIONS)}

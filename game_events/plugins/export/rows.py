@@ -1,4 +1,4 @@
-"""Rows to be exported, in the columns of `tables.ROWS`: new rows of silver or gold, all games in one Spark plan; rows of files.from game_events.sources.factory import place_of
+"""Rows to be exported, in the columns of `tables.ROWS`: new rows of silver or gold, all games in one Spark plan; rows of files.
 
 Progress is in the table of planned calls: a `txn` for each table is the last bronze batch with rows in chunks. A table with
 replaced rows (a full refresh, a repair, another bronze) has another name there: the setting `rest_on_replaced`, or an option
@@ -39,6 +39,7 @@ from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game,
 from game_events.pipeline.context import Pipeline
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import ROWS, ChunkOrigin, ExportTables
+from game_events.sources.factory import place_of
 from game_events.spark.schemas import quoted
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.

@@ -92,8 +92,8 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     bronze, quarantine = tables
     if pipeline.settings.sources or is_sourced(bronze):
         raise ConfigurationError(
-            "bronze_events has rows of several sources (`_source`), whose schema ids may be of several registries: an archive, which "
-            "has one set of schemas, cannot hold them"
+            "bronze_events has rows of several sources (`_source`), whose schema ids may be of several registries: an archive, "
+            "which has one set of schemas, cannot hold them"
         )
     app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
     archived = _open(table, app)

@@ -75,8 +75,8 @@ class TableSource(Source):
             )
         if is_sourced(handle):
             raise ConfigurationError(
-                f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} has rows of several sources (`_source`), whose schema ids may be of "
-                "several registries: read their topics"
+                f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} has rows of several sources (`_source`), whose schema ids may be "
+                "of several registries: read their topics"
             )
         partition = Partition(self._table.uri, _content_id(handle), 0, TABLE)
         return SourceSnapshot({partition: max(1, oldest_batch(handle))}, {partition: last + 1})

@@ -9,19 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from game_events.config.settings import Settings
-from game_events.config.several import settings_of_each
+from game_events.config.several import registry_names, settings_of_each
 from game_events.decoding.frame import RegistrySchema, SchemaId, bare, named, registry_of
 from game_events.errors import ConfigurationError, TransientError
 from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import class_of
 
 T = TypeVar("T")
-
-
-def registry_names(settings: Settings) -> dict[str, str]:
-    """Source -> name of its registry in ids; empty: that of the top level."""
-    first: dict[str, str] = {settings.schema_registry_url: ""}
-    return {name: first.setdefault(one.schema_registry_url, name) for name, one in settings_of_each(settings).items()}
 
 
 def subject_in(registry: str, subject: str) -> str:

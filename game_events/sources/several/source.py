@@ -25,14 +25,14 @@ from pyspark.sql import functions as F
 from game_events.config.masking import without_secrets
 from game_events.config.network import begin_call
 from game_events.config.settings import Settings
-from game_events.config.several import settings_of_each
+from game_events.config.several import registry_names, settings_of_each
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import RegistrySchema, named
 from game_events.errors import ConfigurationError, GameEventsError, TransientError, first_line
 from game_events.schema_registry import SchemaLookup
 from game_events.sources.factory import class_of, since
 from game_events.sources.several.reader import NamedReading, SeveralReadings
-from game_events.sources.several.registries import SeveralRegistries, registry_names, subject_in
+from game_events.sources.several.registries import SeveralRegistries, subject_in
 from game_events.sources.source import (
     REGISTRY,
     Gap,

@@ -389,9 +389,9 @@ def test_a_batch_that_could_become_too_much_is_decoded_part_by_part(tmp_path, mo
     value = b"\0\0\0\0\x49\0" + b"\x0a\0" * 100
     sizes, decode = [], BatchDecoder.decode
 
-    def noted(self, values, headers=None):
+    def noted(self, values, *more):
         sizes.append(len(values))
-        return decode(self, values, headers)
+        return decode(self, values, *more)
 
     monkeypatch.setattr(BatchDecoder, "decode", noted)
     monkeypatch.setattr(projection, "MAX_BATCH_CELLS", 100_000)
