@@ -277,10 +277,10 @@ def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:
 
 def read_metadata(report: RunResult) -> Mapping[str, Any]:
     """What was read from Kafka."""
-    columns = ("source", "read", "lag", "lost", "left_out")
-    by_source = [{"source": name, **counts} for name, counts in report.by_source.items()]
+    empty = {"source": "", "read": 0, "lag": 0, "lost": 0, "left_out": ""}
+    by_source = [empty | {"source": name} | counts for name, counts in report.by_source.items()]
     return {
-        **({"sources": table(columns, by_source)} if by_source else {}),
+        **({"sources": table(tuple(empty), by_source)} if by_source else {}),
         "offsets": partition_table(
             ("from", "to", "lag"), {p: (*ends, report.lag.get(p, 0)) for p, ends in sorted(report.offsets.items())}
         ),

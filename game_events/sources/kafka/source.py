@@ -360,7 +360,8 @@ class KafkaSource(Source):
         """Ranges of about `TASK_RECORDS` offsets by task; a record that has expired meanwhile fails the job."""
         options = with_file_contents(client_options(self._settings, DEFAULTS) | REQUIRED)
         ranges = planned_ranges(batch.start, batch.end, TASK_RECORDS)
-        return KafkaReading(self.servers, options, ranges, self._settings.max_record_bytes, SILENCE_S)
+        most = self._settings.max_record_bytes
+        return KafkaReading(self.servers, options, ranges, most, SILENCE_S, source=self._name)
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""

@@ -2,109 +2,38 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
+from pydantic import SecretStr
 
-from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_lost, offsets_unique
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.pending import backlog, read_lag
 from game_events.pipeline.runs.refresh import refresh, selection_of
-from game_events.plugins.local.servers import local_stack
+from game_events.plugins.governance.run import erase
+from game_events_tests.support.fixtures.files import landing  # noqa: F401 - a fixture
 from game_events_tests.support.reconciliation import count, rows
-from game_events_tests.support.servers.own_stack import OwnStack
 from game_events_tests.support.servers.registry_proxy import registry_proxy
-from game_events_tests.support.worlds.quality import SCHEMA, varint
-from game_events_tests.support.worlds.topic import register, send_values
-
-#: The same message type in the second registry, in which field 4 is another one, and field 5 has another number.
-ELSEWHERE = SCHEMA.replace("optional int64 amount = 4; optional string note = 5;", "optional string remark = 4;")
-
-
-@pytest.fixture(scope="module")
-def second(tmp_path_factory):
-    """A second broker and registry."""
-    own = OwnStack(tmp_path_factory.mktemp("second"))
-    yield own
-    local_stack.down(own.folder)
-
-
-@pytest.fixture
-def eu(settings):
-    """Settings of the first cluster alone: those of the top level."""
-    return settings
+from game_events_tests.support.worlds.file_samples import lines, put
+from game_events_tests.support.worlds.quality import SCHEMA
+from game_events_tests.support.worlds.topic import register
+from game_events_tests.support.worlds.two_clusters import (
+    ELSEWHERE,
+    amounts,
+    assert_sound,
+    by_source,
+    event,
+    remarks,
+    same_id,
+    send,
+)
 
 
-@pytest.fixture
-def us(settings, second):
-    """Settings of the second cluster alone; its topic has the same name."""
-    return load_settings(
-        **{
-            "kafka_bootstrap_servers": second.state.kafka_bootstrap_servers,
-            "schema_registry_url": second.state.schema_registry_url,
-            "kafka_topic": settings.kafka_topic,
-            "lakehouse": settings.lakehouse,
-        }
-    )
-
-
-def both(make_settings, us, **more):
-    """Settings of the two as sources; `more`: of the second one, over its own."""
-    own = {"kafka_bootstrap_servers": us.kafka_bootstrap_servers, "schema_registry_url": us.schema_registry_url}
-    return make_settings(sources={"eu": {}, "us": own | more})
-
-
-def same_id(eu, us):
-    """An id that both registries have, of two schemas."""
-    while True:
-        ids = [register(where, unique(text)) for where, text in ((eu, SCHEMA), (us, ELSEWHERE))]
-        if ids[0] == ids[1]:
-            return ids[0]
-        for _ in range(abs(ids[0] - ids[1])):
-            register((eu, us)[ids.index(min(ids))], unique(SCHEMA), subject=f"other-{uuid.uuid4().hex}")
-
-
-def unique(text):
-    """The schema with a message that no other one has."""
-    return f"{text}\nmessage M{uuid.uuid4().hex} {{ string a = 1; }}"
-
-
-def event(game, tail=b"", gamer=b"ann"):
-    return b"\x0a" + bytes([len(game)]) + game.encode() + b"\x12" + bytes([len(gamer)]) + gamer + b"\x1a\x02\x08\x07" + tail
-
-
-def amounts(number):
-    return b"\x20" + varint(number)
-
-
-def remarks(text):
-    return b"\x22" + bytes([len(text)]) + text.encode()
-
-
-def send(settings, schema_id, payloads, index=b"\0"):
-    send_values(settings, [b"\0" + schema_id.to_bytes(4, "big") + index + payload for payload in payloads])
-
-
-def by_source(settings, table=BRONZE, what="count(*)"):
-    return dict(rows(settings, table, f"SELECT _source, {what} FROM t GROUP BY 1 ORDER BY 1"))
-
-
-def assert_sound(pipeline):
-    for check in (offsets_continuous(pipeline), offsets_unique(pipeline), offsets_lost(pipeline)):
-        assert check.passed, check.summary
-    found = reconcile(pipeline)
-    assert found.passed, found.summary()
-
-
-def test_one_id_of_two_registries_is_two_schemas_and_each_record_is_there_once(eu, us, make_settings, make_pipeline):
+def test_one_id_of_two_registries_is_two_schemas_and_each_record_is_there_once(eu, us, both, make_pipeline):
     one = same_id(eu, us)
-    settings = both(make_settings, us)
+    settings = both()
     send(eu, one, [event("uno", amounts(n)) for n in range(5)])
     send(us, one, [event("uno", remarks(f"n{n}")) for n in range(3)])
     report = refresh(make_pipeline(settings))
@@ -119,10 +48,10 @@ def test_one_id_of_two_registries_is_two_schemas_and_each_record_is_there_once(e
     assert read_lag(settings, 5).total_lag == 0
 
 
-def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(eu, us, make_settings, make_pipeline, second):
+def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(eu, us, both, make_pipeline):
     one = same_id(eu, us)
     hidden = one + 5_000
-    settings = both(make_settings, us)
+    settings = both()
     send(eu, one, [event("uno", amounts(1))])
     send(us, one, [event("uno", remarks("a"))])
     # An id that neither has, later only the second one.
@@ -144,7 +73,7 @@ def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(eu, us,
     with registry_proxy(us.schema_registry_url) as proxy:
         # The second registry has the id from now on: its proxy gives it the text of another.
         proxy.rename(known)
-        later = both(make_settings, us, schema_registry_url=proxy.url)
+        later = both(schema_registry_url=proxy.url)
         report = RunReport()
         load_bronze(make_pipeline(later), report)
         refresh(make_pipeline(later))
@@ -156,8 +85,9 @@ def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(eu, us,
     assert_sound(make_pipeline(settings))
 
 
-def test_a_broker_that_is_down_holds_up_no_other_and_the_next_run_catches_up(eu, us, make_settings, make_pipeline, no_waiting):
-    settings = both(make_settings, us)
+@pytest.mark.usefixtures("no_waiting")
+def test_a_broker_that_is_down_holds_up_no_other_and_the_next_run_catches_up(eu, us, both, make_pipeline):
+    settings = both()
     one, two = register(eu, SCHEMA), register(us, ELSEWHERE)
     send(eu, one, [event("uno", amounts(n)) for n in range(2)])
     send(us, two, [event("uno", remarks("a"))])
@@ -165,7 +95,7 @@ def test_a_broker_that_is_down_holds_up_no_other_and_the_next_run_catches_up(eu,
 
     send(eu, one, [event("uno", amounts(n)) for n in range(3)])
     send(us, two, [event("uno", remarks("b"))])
-    down = both(make_settings, us, kafka_bootstrap_servers="127.0.0.1:9")
+    down = both(kafka_bootstrap_servers="127.0.0.1:9")
     pipeline = make_pipeline(down)
     report = refresh(pipeline)
     assert not report.success and list(report.left_out) == ["us"]
@@ -186,28 +116,28 @@ def backlog_failures(pipeline):
     return pipeline.source.failures
 
 
-def test_a_registry_that_is_down_holds_up_its_own_source_only(eu, us, make_settings, make_pipeline):
+def test_a_registry_that_is_down_holds_up_its_own_source_only(eu, us, both, make_pipeline):
     one, two = register(eu, SCHEMA), register(us, ELSEWHERE)
     send(eu, one, [event("uno", amounts(n)) for n in range(2)])
     send(us, two, [event("uno", remarks("a"))])
-    settings = both(make_settings, us, schema_registry_url="http://127.0.0.1:9")
+    settings = both(schema_registry_url="http://127.0.0.1:9")
     report = refresh(make_pipeline(settings))
     assert list(report.left_out) == ["us"] and "127.0.0.1:9" in report.left_out["us"]
     assert by_source(settings) == {"eu": 2}
     assert (count(settings, "silver_uno_events"), count(settings, QUARANTINE)) == (2, 0)
 
-    report = refresh(make_pipeline(both(make_settings, us)))
+    report = refresh(make_pipeline(both()))
     assert report.success and by_source(settings) == {"eu": 2, "us": 1}
-    assert_sound(make_pipeline(both(make_settings, us)))
+    assert_sound(make_pipeline(both()))
 
 
-def test_tables_of_one_source_are_as_they_were_when_a_second_joins(eu, us, make_settings, make_pipeline):
+def test_tables_of_one_source_are_as_they_were_when_a_second_joins(eu, us, both, make_pipeline):
     one = same_id(eu, us)
     send(eu, one, [event("uno", amounts(n)) for n in range(4)])
     refresh(make_pipeline(eu))
     send(eu, one, [event("uno", amounts(9))])
     send(us, one, [event("uno", remarks("a"))])
-    settings = both(make_settings, us)
+    settings = both()
     report = refresh(make_pipeline(settings))
     assert report.by_source == {"eu": {"read": 1, "lag": 0}, "us": {"read": 1, "lag": 0}}
     assert by_source(settings) == {None: 4, "eu": 1, "us": 1}
@@ -224,19 +154,17 @@ def test_tables_of_one_source_are_as_they_were_when_a_second_joins(eu, us, make_
     assert by_source(settings, what="max(remark)")["us"] == "a"
 
 
-def test_a_full_refresh_needs_every_source_and_keeps_each_row_once(eu, us, make_settings, make_pipeline, no_waiting):
+@pytest.mark.usefixtures("no_waiting")
+def test_a_full_refresh_needs_every_source_and_keeps_each_row_once(eu, us, both, make_settings, make_pipeline):
     one, two = register(eu, SCHEMA), register(us, ELSEWHERE)
     send(eu, one, [*(event("uno", amounts(n)) for n in range(2)), b""])
     send(us, two, [event("uno", remarks("a"))])
-    settings = both(
-        make_settings,
-        us,
-    )
+    settings = both()
     refresh(make_pipeline(settings))
-    down = both(make_settings, us, kafka_bootstrap_servers="127.0.0.1:9").model_copy(update={"allow_bronze_full_refresh": True})
+    down = both(kafka_bootstrap_servers="127.0.0.1:9").model_copy(update={"allow_bronze_full_refresh": True})
     everything = sorted(rows(settings, BRONZE, "SELECT _source, _kafka_offset FROM t"))
     pipeline = make_pipeline(down)
-    with pytest.raises(Exception, match="source us: .* A full refresh needs every source"):
+    with pytest.raises(Exception, match=r"source us: .* A full refresh needs every source"):
         refresh(pipeline, selection=selection_of(pipeline, full_refresh=["bronze"]))
     assert sorted(rows(settings, BRONZE, "SELECT _source, _kafka_offset FROM t")) == everything
     pipeline = make_pipeline(settings.model_copy(update={"allow_bronze_full_refresh": True}))
@@ -249,8 +177,57 @@ def test_a_full_refresh_needs_every_source_and_keeps_each_row_once(eu, us, make_
     assert_sound(make_pipeline(settings))
 
 
-def test_two_sources_of_one_topic_are_refused(eu, us, make_settings, make_pipeline):
+def test_two_sources_of_one_topic_are_refused(eu, make_settings, make_pipeline):
     send(eu, register(eu, SCHEMA), [event("uno")])
     settings = make_settings(sources={"eu": {}, "twice": {}})
     with pytest.raises(ConfigurationError, match="eu and twice both read"):
         refresh(make_pipeline(settings))
+
+
+def test_files_beside_a_topic_fill_one_bronze_in_one_run(eu, make_settings, make_pipeline, landing):  # noqa: F811 - the fixture
+    send(eu, register(eu, SCHEMA), [event("uno", amounts(n)) for n in range(3)])
+    put(landing, "a.jsonl", lines(range(4)))
+    files = {"source": "files", "files_path": str(landing), "files_schema": str(landing.parent / "event.json")}
+    settings = make_settings(sources={"eu": {}, "old": files | {"files_settle_s": 1}})
+    report = refresh(make_pipeline(settings))
+    assert report.by_source == {"eu": {"read": 3, "lag": 0}, "old": {"read": 1, "lag": 0}}
+    assert by_source(settings) == {"eu": 3, "old": 4}
+    put(landing, "b.jsonl", lines(range(4, 6)))
+    assert refresh(make_pipeline(settings)).by_source == {"eu": {"lag": 0}, "old": {"read": 1, "lag": 0}}
+    send(eu, register(eu, SCHEMA), [event("uno", amounts(9))])
+    refresh(make_pipeline(settings))
+    assert by_source(settings) == {"eu": 4, "old": 6}
+    assert sorted(rows(settings, BRONZE, "SELECT n FROM t WHERE _source = 'old'")) == [(n,) for n in range(6)]
+    assert_sound(make_pipeline(settings))
+    done = redecode(make_pipeline(settings), RunReport())
+    assert (done.rows, dict(done.kept)) == (10, {})
+    pipeline = make_pipeline(settings.model_copy(update={"allow_bronze_full_refresh": True}))
+    refresh(pipeline, selection=selection_of(pipeline, full_refresh=["bronze"]))
+    assert by_source(settings) == {"eu": 4, "old": 6}
+    assert_sound(make_pipeline(settings))
+
+
+def test_a_topic_goes_on_after_it_was_read_without_a_name_and_a_new_source_starts_where_it_says(eu, us, both, make_pipeline):
+    one, two = register(eu, SCHEMA), register(us, ELSEWHERE)
+    send(eu, one, [event("uno", amounts(n)) for n in range(4)])
+    send(us, two, [event("uno", remarks("before"))])
+    refresh(make_pipeline(eu))
+    settings = both(starting_offsets="latest")
+    report = refresh(make_pipeline(settings))
+    assert report.by_source == {"eu": {"lag": 0}, "us": {"read": 0, "lag": 0}}
+    send(us, two, [event("uno", remarks("after"))])
+    refresh(make_pipeline(settings))
+    assert rows(settings, BRONZE, "SELECT remark FROM t WHERE _source = 'us'") == [("after",)]
+    assert_sound(make_pipeline(settings))
+
+
+def test_an_erased_person_of_one_source_is_not_taken_for_who_has_the_same_coordinates_in_another(eu, us, both, make_pipeline):
+    one, two = register(eu, SCHEMA), register(us, ELSEWHERE)
+    send(eu, one, [event("uno", amounts(1), b"gamer-to-forget")])
+    send(us, two, [event("uno", remarks("a"), b"gamer-who-stays")])
+    settings = both().model_copy(update={"erasure_key": SecretStr("a key of the tests, long enough")})
+    refresh(make_pipeline(settings))
+    pipeline = make_pipeline(settings)
+    erase(pipeline, RunReport(), frozenset({"gamer-to-forget"}))
+    for table in (BRONZE, "silver_uno_events", "gold_uno_player_agg"):
+        assert rows(settings, table, "SELECT gamer_id FROM t") == [("gamer-who-stays",)], table
