@@ -127,6 +127,17 @@ def id_of_row(
     return named(registries.get(source, source), schema_id)
 
 
+def ids_of_rows(rows: pa.Table, registries: Mapping[str, str]) -> pa.ChunkedArray:
+    """The ids of stored rows' schemas as texts, each as `id_of_row`."""
+    ids = pc.coalesce(rows.column("_schema_id").cast(pa.string()), rows.column("_schema_guid"))
+    if SOURCE not in rows.column_names:
+        return ids
+    sources = pc.dictionary_encode(rows.column(SOURCE).combine_chunks(), null_encoding="encode")
+    names = ["" if source is None else registries.get(source, source) for source in sources.dictionary.to_pylist()]
+    begins = pa.array([f"{name}/" if name else "" for name in names], pa.string()).take(sources.indices)
+    return pc.binary_join_element_wise(begins, ids, "")
+
+
 def places(rows: pa.Table) -> pa.ChunkedArray:
     """The topic of each row, with its source if it has one (`Partition.place`): topics of two sources may have one name."""
     topics = rows.column("_kafka_topic")

@@ -30,7 +30,7 @@ def ready(environment, us, monkeypatch, spark):  # noqa: ARG001 - the run finds 
     return environment
 
 
-def test_one_source_is_down_the_run_reads_the_other_fails_by_its_name_and_the_next_one_catches_up(cli, ready, monkeypatch):
+def test_one_source_is_down_the_run_reads_the_other_fails_by_its_name_and_the_next_one_catches_up(cli, ready, us, monkeypatch):
     healthy = cli("doctor", "--json")
     checks = {check["check"]: check for check in healthy.result["checks"]}
     assert all(checks[name]["ok"] for name in ("kafka eu", "kafka us", "schema registry eu", "schema registry us"))
@@ -60,6 +60,11 @@ def test_one_source_is_down_the_run_reads_the_other_fails_by_its_name_and_the_ne
     again = cli("run", "--json")
     assert (again.code, again.result["sources"]) == (0, {"eu": {"lag": 0}, "us": {"read": 1, "lag": 0}})
     assert by_source(ready) == {"eu": 2, "us": 1}
+    send(us, 4_000_000_000, [event("uno")])
+    assert cli("run", "--json").code == 0
+    held = cli("quarantine", "list", "--rows", "1", "--schema-id", "us/4000000000", "--json").result
+    assert [(group["schema_id"], group["rows"]) for group in held["groups"]] == [("us/4000000000", 1)]
+    assert held["rows"][0]["record"] == f"us/{us.kafka_topic}[0]@1"
     settings_logged = rows(ready, "event_log", "SELECT detail FROM t WHERE kind = 'run'")
     everything = "".join(said.everything for said in (healthy, sick, dry, run, again)) + repr(settings_logged)
     assert SECRET not in everything
