@@ -7,10 +7,11 @@ import logging
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from ssl import SSLContext
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 from urllib.request import getproxies
 
@@ -25,7 +26,7 @@ from game_events.config.masking import value_of, without_secrets
 from game_events.config.network import UNTRUSTED
 from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
-from game_events.decoding.frame import MAX_TEXT, MAX_TEXTS, RegistrySchema, SchemaId
+from game_events.decoding.frame import MAX_TEXT, MAX_TEXTS, RegistrySchema, SchemaId, registry_of
 from game_events.errors import ConfigurationError, DataError, TransientError
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class SubjectVersion:
 
     subject: str
     version: int
-    schema_id: int
+    schema_id: SchemaId
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,12 @@ class SchemaLookup(Protocol):
     """Schemas by id: the registry, or what a source puts before it, as its records bring schemas along."""
 
     url: str
+    #: Source -> name of its registry in ids (`frame.named`), where there are several.
+    registries: Mapping[str, str] = MappingProxyType({})
+
+    def url_of(self, schema_id: SchemaId) -> str:  # noqa: ARG002
+        """The address of the registry of an id, in messages."""
+        return self.url
 
     def fetch(self, schema_id: SchemaId) -> RegistrySchema | None:
         """The schema of an id or GUID; None: unknown; TransientError, ConfigurationError: there is no answer."""
@@ -222,8 +229,12 @@ class SchemaLookup(Protocol):
         """The same with the ids of their schemas."""
         return []
 
-    def id_of(self, subject: str, version: int | None = None) -> int | None:  # noqa: ARG002
+    def id_of(self, subject: str, version: int | None = None) -> SchemaId | None:  # noqa: ARG002
         """Id of a version of a subject, of the newest one if none is given; None: there is none."""
+        return None
+
+    def newest(self, subject: str) -> tuple[int, SchemaId] | None:  # noqa: ARG002
+        """Number and schema id of a subject's newest version; None: there is none."""
         return None
 
     def subject_of(self, schema_id: SchemaId) -> str | None:  # noqa: ARG002
@@ -268,6 +279,8 @@ class SchemaRegistry(SchemaLookup):
             TransientError: it cannot be reached, answers with an error, or takes too long.
             DataError: the schema with its imports is too long, or imports too many others.
         """
+        if registry_of(schema_id):  # of a source that the settings do not name
+            return None
         is_id = isinstance(schema_id, int)
         what = f"schema {'id' if is_id else 'GUID'} {schema_id}"
         deadline = self._clock() + self._limits.schema_s

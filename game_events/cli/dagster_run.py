@@ -228,6 +228,8 @@ def finish(output: Output, result: JobResult, failed: str = "") -> None:
 def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
     """Rows by layer and game, throughput, lag, where the tables are."""
     _show_notices(output, report)
+    for name, counts in report.get("sources", {}).items():
+        output.say(f"source {name}: " + ", ".join(f"{what.replace('_', ' ')} {value}" for what, value in counts.items()))
     if not report["tables"] and not report["errors"]:
         unrouted = sum(report["unrouted"].values())
         nothing_new = "nothing new: every table is up to date, and none was written"

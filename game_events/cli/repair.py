@@ -9,6 +9,7 @@
 `game-events migrate`: tables of game_events 0.1 get today's names.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +17,10 @@ import typer
 from game_events.cli.dagster_run import finish, run_job, show_run
 from game_events.cli.output import Json, Output, harmless, words
 from game_events.config.settings import load_settings
+from game_events.config.several import registry_names
 from game_events.decoding.frame import Reason
 from game_events.lakehouse.commits.migration import Change, apply, changes
-from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
+from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, ids_of_rows, is_sourced, places
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse, Table
@@ -30,7 +32,9 @@ app = typer.Typer(
 
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only this reason, or this rule; may be repeated.")]
 
-SchemaIds = Annotated[list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID.")]
+SchemaIds = Annotated[
+    list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID; us/7: of the source us.")
+]
 
 Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single rows, newest first, with their coordinates.")]
 
@@ -48,7 +52,7 @@ FROM chosen GROUP BY ALL ORDER BY rows DESC, layer, reason, schema_id
 """
 
 _SINGLE = """
-SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
+SELECT concat(place, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
   coalesce(schema_id, '-') AS schema_id, quarantined_at, run_id,
   replayed_table, replayed_batch, replayed_at
 FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
@@ -60,8 +64,9 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     """Count the rows by reason (or rule) and schema id: how many, how many were replayed, since when. No value is shown."""
     output = Output(as_json=as_json)
     chosen = replay_selection(reason or [], schema_id or [])
-    table = Lakehouse.of(load_settings()).table(QUARANTINE)
-    groups, single = _rows_in(table, chosen, rows)
+    settings = load_settings()
+    table = Lakehouse.of(settings).table(QUARANTINE)
+    groups, single = _rows_in(table, chosen, rows, registry_names(settings))
     if groups:
         _show_groups(output, table, groups)
     else:
@@ -72,15 +77,21 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})
 
 
-def _rows_in(table: Table, chosen: ReplaySelection, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The chosen rows of quarantine: counted by reason and schema, and the newest of them one by one."""
+def _rows_in(
+    table: Table, chosen: ReplaySelection, limit: int, registries: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The chosen rows of quarantine: counted by reason and schema, and the newest of them one by one.
+
+    `registries`: source -> name of its registry in ids of schemas.
+    """
     handle = table.open_to_read()
     if handle is None:
         return [], []
-    held = read_arrow(table, handle, _COLUMNS)
+    held = read_arrow(table, handle, [*_COLUMNS, *([SOURCE] if is_sourced(handle) else [])])
+    held = held.append_column("place", places(held)).append_column("schema_id", ids_of_rows(held, registries))
     with connect(held=held) as connection:
         connection.execute(
-            "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
+            "CREATE TEMP TABLE chosen AS SELECT * FROM held "
             "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
             "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
             {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},

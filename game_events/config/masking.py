@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from game_events.config.kafka_login import TOKEN_URL
 from game_events.config.settings import Settings, groups_of, load_settings
+from game_events.config.several import settings_of_each
 from game_events.errors import ConfigurationError
 
 MASK = "***"
@@ -140,7 +141,14 @@ def _secrets(settings: Settings | None) -> set[str]:
     secrets = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
     if settings is None:
         return secrets
-    secrets |= _secret_values(settings)
+    for one in (settings, *settings_of_each(settings).values()):
+        secrets |= _secrets_of(one)
+    return secrets
+
+
+def _secrets_of(settings: Settings) -> set[str]:
+    """All values of the settings, or of those of one source, that are secrets."""
+    secrets = _secret_values(settings)
     secrets |= _tokens(settings.spark_remote or "")
     options = settings.kafka_options
     secrets.update(login_secrets(value_of(options.get("sasl.username")), options.get("sasl.password")))

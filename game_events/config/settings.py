@@ -41,6 +41,7 @@ from game_events.config.pipeline_settings import (
     TableSettings,
 )
 from game_events.config.registry_settings import RegistryLoginSettings
+from game_events.config.several import SeveralSettings, is_of_source
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
@@ -132,6 +133,7 @@ class WithoutEmptiedMappings(PydanticBaseSettingsSource):
 
 
 class Settings(
+    SeveralSettings,
     SourceSettings,
     RegistryLoginSettings,
     TableSettings,
@@ -145,7 +147,14 @@ class Settings(
     """The core's settings of one pipeline. `load_settings` gives them with those of plug-ins (docs/reference/settings.md)."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True, hide_input_in_errors=True
+        env_prefix=ENV_PREFIX,
+        env_file=".env",
+        # Of one setting of one source (`config.several`).
+        env_nested_delimiter="__",
+        extra="ignore",
+        frozen=True,
+        validate_default=True,
+        hide_input_in_errors=True,
     )
 
     @field_validator("*", mode="before")
@@ -243,7 +252,8 @@ def misspelt() -> list[str]:
         if not variable.upper().startswith(ENV_PREFIX):
             continue
         name = variable[len(ENV_PREFIX) :].lower()
-        if name not in settings_class().model_fields and name not in NO_SETTINGS and not name.startswith(TESTS_PREFIX):
+        known = name in settings_class().model_fields or name in NO_SETTINGS or is_of_source(name)
+        if not known and not name.startswith(TESTS_PREFIX):
             where = "" if variable in os.environ else ".env: "
             messages.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
     return messages

@@ -242,12 +242,14 @@ class ColumnMap:
         names: field key (see `field_key`) -> name, at its own level.
         owners: field key -> the top-level column it belongs to.
         kept: columns reserved for fields of one kind, by `folded` name.
+        sourced: beside them the table has the pipeline's own column of several sources' names.
     """
 
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[str, Kept] = field(default_factory=dict)
+    sourced: bool = False
 
     def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
         """This map with a message type added; unchanged if it is known."""

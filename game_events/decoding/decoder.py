@@ -14,8 +14,8 @@ import json
 import sys
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -60,6 +60,7 @@ class DecodePlan:
         named: names of types that their schema does not give, or that have no schema.
         topics: rules for topics without frames; None: there are none.
         definitions: how game, player and time of a decoded row are computed; None: they are decoded fields.
+        registries: source -> name of its registry in ids (`frame.named`), where it has one of its own.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -73,6 +74,11 @@ class DecodePlan:
     named: Mapping[TypeKey, str] = field(default_factory=dict)
     topics: TopicPlan | None = None
     definitions: Definitions | None = None
+    registries: Mapping[str, str] = field(default_factory=dict)
+
+    def registry_of(self, source: str | None) -> str:
+        """Name of the registry of which the ids of a source's records are; None: the records are older than `SOURCES`."""
+        return "" if source is None else self.registries.get(source, source)
 
     def name_of(self, key: TypeKey) -> str | None:
         """Full name of a message type; None: it is not known."""
@@ -142,7 +148,16 @@ class BatchDecoder:
         self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
         self._rules = ColumnRules(plan.values, plan.columns)
         self._shape = Shape.of(plan.columns.columns.values())
-        self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
+        #: By registry: frames have ids without its name.
+        self._indexless: dict[str, set[SchemaId]] = {}
+        for schema_id, schema in plan.schemas.items():
+            if not schema.indexed:
+                self._indexless.setdefault(frames.registry_of(schema_id), set()).add(frames.bare(schema_id))
+        self._is_all_indexed = not self._indexless
+
+    def _indexless_of(self, registry: str) -> Set[SchemaId]:
+        """Ids of a registry's schemas, as frames have them, whose records have no message indexes."""
+        return self._indexless.get(registry, frozenset())
 
     def parts(self, rows: pa.RecordBatch, values: str) -> Iterator[pa.RecordBatch]:
         """Rows, cut where they could become too many cells (see `pieces`); `values`: name of the column with the values."""
@@ -153,7 +168,7 @@ class BatchDecoder:
                 yield from self._packed_parts(rows, lengths)
                 return
         # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
-        for begin, end in pieces(self._shape, lengths, octets=1 if self._indexless else 2):
+        for begin, end in pieces(self._shape, lengths, octets=2 if self._is_all_indexed else 1):
             # Copies: slices would count as the whole batch.
             yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
 
@@ -162,17 +177,20 @@ class BatchDecoder:
         for begin, end in cuts(unpacked_lengths(lengths), UNPACKED_BYTES):
             yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
 
-    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
+    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None, registry: str = "") -> DecodedBatch:
         """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
 
-        Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
+        `registry`: whose ids their frames have. Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
-        self._decode_framed(values, headers, result)
+        self._decode_framed(values, headers, registry, result)
         return self._settled(result)
 
-    def _decode_framed(self, values: pa.BinaryArray, headers: pa.ListArray | None, result: DecodedBatch) -> None:
-        groups, bad_frames = frames.split(values, headers, self._indexless)
+    def _decode_framed(self, values: pa.BinaryArray, headers: pa.ListArray | None, registry: str, result: DecodedBatch) -> None:
+        groups, bad_frames = frames.split(values, headers, self._indexless_of(registry))
+        if registry:
+            groups = [replace(group, schema_id=frames.named(registry, group.schema_id)) for group in groups]
+            bad_frames = [_of_registry(bad, registry) for bad in bad_frames]
         for bad in bad_frames:
             self._add_bad(bad, result)
         known = self._known(groups, result)
@@ -293,6 +311,11 @@ def by_names(good: GoodRows, names: pa.Array | None) -> list[GoodRows]:
         columns = good.columns if len(rows) == len(good.rows) else good.columns.take(pa.array(rows))
         parts.append(good._replace(rows=good.rows[rows], columns=columns, message_type=name or good.message_type))
     return parts
+
+
+def _of_registry(bad: frames.BadFrames, registry: str) -> frames.BadFrames:
+    """The rows with the name of the registry in their id, if they have one."""
+    return bad if bad.schema_id is None else replace(bad, schema_id=frames.named(registry, bad.schema_id))
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:

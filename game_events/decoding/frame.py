@@ -132,7 +132,8 @@ _OF_APICURIO = (
 #: Longer paths are malformed.
 MAX_INDEXES = 32
 _SINGLE_BYTE = 0x80
-#: What identifies a schema in a registry: its id, or its GUID as text.
+#: What identifies a schema: its id in the registry, or its GUID as text; `eu/7` is id 7 of the registry of the source `eu`,
+#: where several sources have registries of their own (`named`).
 SchemaId = int | str
 #: Which message of a protobuf schema: its index among the top-level messages, then among the nested ones; else ``()``.
 IndexPath = tuple[int, ...]
@@ -146,8 +147,29 @@ def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:
     return isinstance(schema_id, str), schema_id
 
 
+def named(registry: str, schema_id: SchemaId) -> SchemaId:
+    """An id or GUID of a frame as the id of one of several registries; an empty name: the one registry, or the first."""
+    return f"{registry}/{schema_id}" if registry else schema_id
+
+
+def registry_of(schema_id: SchemaId) -> str:
+    """The name of the registry in an id; empty: it has none."""
+    return schema_id.rpartition("/")[0] if isinstance(schema_id, str) else ""
+
+
+def bare(schema_id: SchemaId) -> SchemaId:
+    """The id or GUID, as frames have it, without the name of the registry."""
+    if isinstance(schema_id, int) or "/" not in schema_id:
+        return schema_id
+    inner = schema_id.rpartition("/")[2]
+    return int(inner) if inner.isdigit() else inner
+
+
 class SchemaRef(NamedTuple):
-    """A schema's identity as tables store it, in two columns: its id, or else its GUID; both None: there is none."""
+    """A schema's identity as tables store it, in two columns: its id, or else its GUID; both None: there is none.
+
+    The name of a registry is not in them: the row's source tells it.
+    """
 
     number: int | None
     guid: str | None
@@ -155,7 +177,8 @@ class SchemaRef(NamedTuple):
     @classmethod
     def of(cls, schema_id: SchemaId | None) -> SchemaRef:
         """The two values of an identity."""
-        return cls(None, schema_id) if isinstance(schema_id, str) else cls(schema_id, None)
+        inner = None if schema_id is None else bare(schema_id)
+        return cls(None, inner) if isinstance(inner, str) else cls(inner, None)
 
     @property
     def schema_id(self) -> SchemaId | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from game_events.config.settings import Settings
+from game_events.config.several import settings_or_each
 from game_events.decoding.columns import type_name
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.data.columns import comments_of, described
@@ -414,5 +415,5 @@ def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpe
         (event_log_table(lakehouse), [graph.keys.unified]),
         (SchemaArchive(lakehouse).declaration, sources),
     ]
-    specs += [(table, sources) for table in class_of(graph.settings).tables(lakehouse)]
+    specs += [(table, sources) for one in settings_or_each(graph.settings) for table in class_of(one).tables(lakehouse)]
     return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in specs]

@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.orchestration.events import GAMES_SHOWN, PlannedLayers, as_text, report_events, some
+from game_events.orchestration.events import GAMES_SHOWN, PlannedLayers, as_text, report_events, some, sources_left_out
 from game_events.orchestration.keys import (
     COVERS,
     DEFAULT,
@@ -341,14 +341,16 @@ def outcome(
     """The checks of a run that came to its end, those that it did not make included, and its output with its metadata.
 
     Raises:
-        Failure: tables failed, each alone.
+        Failure: tables failed, each alone, or sources were left out.
     """
     yield from (check_evaluation(result, Keys.of(pipeline.settings)) for result in report.checks)
     yield from last_known(context, pipeline)
-    if report.errors:
+    if not report.success:
         # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
-        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=metadata, allow_retries=False)
+        said = [f"{len(report.errors)} tables failed: {failed}"] if report.errors else []
+        said += [sources_left_out(report)] if report.left_out else []
+        raise dg.Failure("; ".join(said), metadata=metadata, allow_retries=False)
     yield dg.Output(None, metadata=metadata)
 
 
@@ -396,6 +398,7 @@ def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:
     except (GameEventsError, DeltaError, OSError) as error:
         return {}, [without_secrets(str(error), settings)]
     troubles = []
+    troubles += [f"source {name} does not answer: {why}" for name, why in lag.failures.items()]
     if lag.failed:
         troubles.append(f"{settings.names.entities} that failed or wait: {some(lag.failed)}")
     if lag.ahead:

@@ -21,6 +21,7 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterInstance
 
 from game_events.decoding.frame import ordered
+from game_events.errors import many
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.tables import REFRESHED, REPORTED, UNIFIED, Lakehouse, Layer, Table, is_game
@@ -131,6 +132,23 @@ def fail_for(failed: list[TableReport]) -> None:
         errors = [{"table": t.table, "game": t.game, "error": t.error} for t in failed]
         whole = {REPORT: dg.MetadataValue.json({"errors": errors, "rows": {}})}
         raise dg.Failure(f"{len(failed)} tables failed: {named}", metadata=whole, allow_retries=False)
+
+
+def fail_for_sources(report: RunResult) -> None:
+    """Fail the step for the sources that were left out, if there are any.
+
+    Raises:
+        Failure: without a retry: what the others had is read, and the next run catches up.
+    """
+    if report.left_out:
+        raise dg.Failure(sources_left_out(report), allow_retries=False)
+
+
+def sources_left_out(report: RunResult) -> str:
+    """The sources that were left out, and why."""
+    left_out = report.left_out or {}
+    named = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+    return f"{many(len(left_out), 'source')} left out, the others were read: {named}"
 
 
 def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: Keys, most: int = EVENTS) -> list[TableReport]:
@@ -260,7 +278,10 @@ def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:
 
 def read_metadata(report: RunResult) -> Mapping[str, Any]:
     """What was read from Kafka."""
+    empty = {"source": "", "read": 0, "lag": 0, "lost": 0, "left_out": ""}
+    by_source = [empty | {"source": name} | counts for name, counts in report.by_source.items()]
     return {
+        **({"sources": table(tuple(empty), by_source)} if by_source else {}),
         "offsets": partition_table(
             ("from", "to", "lag"), {p: (*ends, report.lag.get(p, 0)) for p, ends in sorted(report.offsets.items())}
         ),
@@ -275,7 +296,7 @@ def read_metadata(report: RunResult) -> Mapping[str, Any]:
 def partition_table(names: Sequence[str], numbers: Mapping[Partition, Sequence[int]]) -> dg.TableMetadataValue:
     """Numbers of partitions, a column for each name."""
     columns = ("topic", "partition", *names)
-    return table(columns, [dict(zip(columns, (p.topic, p.number, *of), strict=True)) for p, of in numbers.items()])
+    return table(columns, [dict(zip(columns, (p.place, p.number, *of), strict=True)) for p, of in numbers.items()])
 
 
 def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:

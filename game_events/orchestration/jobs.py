@@ -22,7 +22,7 @@ from game_events.extending import GoldAggregate
 from game_events.lakehouse.storage import is_remote
 from game_events.lakehouse.tables import REFRESHED, Layer, is_gold
 from game_events.orchestration.checks import changes, last_known, whole_run
-from game_events.orchestration.events import PlannedLayers, fail_for, table
+from game_events.orchestration.events import PlannedLayers, fail_for, fail_for_sources, table
 from game_events.orchestration.keys import REPORT, OpEvent, UnresolvedAssetJobDefinition
 from game_events.orchestration.resources import Graph, SharedRun
 from game_events.orchestration.runs import CARRIES_ALL, ROW_CHANGING_TAG, errors_decide
@@ -131,6 +131,8 @@ def _step(graph: Graph, name: str) -> dg.OpDefinition:
         if context.job_def.executor_def is GOES_ON:
             report = graph.lakehouse(context).last.work.report
             fail_for([table for table in report.errors if step_of(table.layer) == name])
+            if name == Layer.BRONZE:
+                fail_for_sources(report)
 
     return step
 

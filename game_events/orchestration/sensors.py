@@ -222,7 +222,7 @@ def lag_events(settings: Settings, lag: PipelineLag, memory: Memory, now: float)
     # With a pattern one event is about several topics.
     assets: dict[dg.AssetKey, list[Partition]] = defaultdict(list)
     for partition in sorted(lag.seen.latest):
-        assets[source_key(settings, partition.topic)].append(partition)
+        assets[source_key(settings, partition.place)].append(partition)
     events = []
     for key, partitions in assets.items():
         most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
@@ -252,7 +252,7 @@ def start_runs(tick: Tick) -> dg.SensorResult:
         run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
         decision = Decision(f"{lag.total_lag:,} records wait: {run}")
     requests = [_request(tick, decision.run_key, decision.why)] if decision.run_key else []
-    why_not = None if requests else decision.why
+    why_not = None if requests else "; ".join([decision.why, *(f"source {n} fails: {why}" for n, why in lag.failures.items())])
     return dg.SensorResult(requests, skip_reason=why_not, asset_events=events, cursor=memory.model_dump_json())
 
 

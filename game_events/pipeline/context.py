@@ -6,9 +6,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -17,10 +18,12 @@ from game_events.config.definitions import definitions_of
 from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
-from game_events.decoding.columns import ValueRules, kept_columns
+from game_events.config.several import settings_of_each
+from game_events.decoding.columns import ColumnMap, ValueRules, kept_columns
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import erasures
+from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS, column_map, is_sourced, own_columns
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
@@ -117,6 +120,15 @@ class Pipeline:
         """The newest version of quarantine, likewise."""
         return self.tables.open(self.quarantine)
 
+    def column_map(self, bronze: DeltaTable) -> ColumnMap:
+        """Where fields land in a version of bronze, for new rows: with the names of sources if there are several."""
+        columns = column_map(bronze)
+        return replace(columns, sourced=True) if self.settings.sources else columns
+
+    def quarantine_columns(self) -> pa.Schema:
+        """The columns of quarantine, likewise."""
+        return own_columns(QUARANTINE_COLUMNS, sourced=bool(self.settings.sources) or is_sourced(self.open_quarantine()))
+
     @cached_property
     def source(self) -> Source:
         """The source of bronze's records."""
@@ -145,7 +157,7 @@ class Pipeline:
         types = settings.message_types
         how = self.definitions
         catalog = SchemaCatalog(known, self.lakehouse, types, kept=kept, values=values, definitions=how, **limits)
-        catalog.use_rules(TopicRules.of_settings(settings))
+        catalog.use_rules(TopicRules.of_settings(settings, settings_of_each(settings)))
         return catalog
 
     @cached_property

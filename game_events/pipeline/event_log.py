@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from deltalake.exceptions import DeltaError
 from pydantic import SecretStr
+from pydantic_settings import BaseSettings
 from pyspark.errors import PySparkException
 
 from game_events.config.masking import MASK, mask_all, without_secrets
@@ -181,11 +182,13 @@ def _row(kind: str, layer: str | None = None, **columns: object) -> dict[str, An
 
 def _read(report: RunResult) -> Iterator[dict[str, Any]]:
     for topic in report.topics:
-        read = {p: (a, b, report.lag.get(p, 0)) for p, (a, b) in sorted(report.offsets.items()) if p.topic == topic}
+        read = {p: (a, b, report.lag.get(p, 0)) for p, (a, b) in sorted(report.offsets.items()) if p.place == topic}
         rows = sum(end - start for start, end, _ in read.values())
-        lag = sum(n for p, n in report.lag.items() if p.topic == topic)
+        lag = sum(n for p, n in report.lag.items() if p.place == topic)
         detail = {"partitions": {str(p.number): list(numbers) for p, numbers in read.items()}}
         yield _row("read", "bronze", name=topic, rows=rows, lag=lag, detail=detail)
+    for source, why in (report.left_out or {}).items():
+        yield _row("left_out", "bronze", name=source, status=FAILED, detail={"error": why})
 
 
 def _counts(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
@@ -234,6 +237,8 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     if run.error is not None:
         error = stop_of(run.error) or run.error
         detail["error"] = {"class": type(error).__name__, "text": without_secrets(safe_error_text(error), settings)}
+    elif report.left_out:
+        detail["error"] = {"class": "sources", "text": f"left out: {', '.join(report.left_out)}"}
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
@@ -249,7 +254,7 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
 
 
 def _status(report: RunResult, run: RunFacts) -> str:
-    if report.errors or (run.error is not None and not run.stopped):
+    if not report.success or (run.error is not None and not run.stopped):
         return FAILED
     return STOPPED if run.stopped else SUCCEEDED
 
@@ -314,8 +319,11 @@ def _masked_settings(settings: Settings) -> dict[str, Any]:
 def _masked(value: object) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, SecretStr):
         return MASK
+    if isinstance(value, BaseSettings):
+        return {name: _masked(getattr(value, name)) for name in sorted(value.model_fields_set)}
     if isinstance(value, dict):
-        return dict.fromkeys(sorted(map(str, value)), MASK)
+        named = {str(name): _masked(inner) if isinstance(inner, BaseSettings) else MASK for name, inner in value.items()}
+        return dict(sorted(named.items()))
     if isinstance(value, tuple | list | set | frozenset):
         return [_masked(item) for item in value]
     if value is None or isinstance(value, bool | int | float):

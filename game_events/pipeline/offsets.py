@@ -31,13 +31,13 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]")
 
 def identity(partitions: Iterable[Partition]) -> dict[str, int]:
     """`txn` -> value that identify the topics, or what else a commit of bronze has read."""
-    topics = {Partition(p.topic, p.topic_id, 0, p.kind) for p in partitions}
+    topics = {p._replace(number=0) for p in partitions}
     return {app: half for topic in topics for app, half in topic.id_txns.items()}
 
 
-def topic_id_read(handle: DeltaTable | None, topic: str, kind: str = KAFKA) -> str | None:
-    """Id of the topic, or of what else has this name, that bronze has read last; None: it has read none."""
-    high, low = (txn(handle, app) for app in id_apps(topic, kind))
+def topic_id_read(handle: DeltaTable | None, place: str, kind: str = KAFKA) -> str | None:
+    """Id of the topic of this place, or of what else has this name, that bronze has read last; None: it has read none."""
+    high, low = (txn(handle, app) for app in id_apps(place, kind))
     return None if high is None or low is None else id_of_halves(high, low, kind)
 
 
@@ -127,7 +127,7 @@ class BronzeCommit:
         batch: number of the batch; 0 made the table.
         quarantined: records of its offsets that it put into quarantine.
         offsets: what was read; None: nothing (a replay from quarantine).
-        known: topic -> one of its partitions, of all topics (or the table) of the source, read or not.
+        known: place of a topic -> one of its partitions, of all topics (or the table) of the source, read or not.
         gaps: offsets it passed over, as they were gone before they were read.
         suppressed: records of its offsets that are in no table, as their people were erased.
         kept: those of `rows` that a full refresh has not read: of topics that were not named.
@@ -158,9 +158,9 @@ def batch_info(
         info["suppressed"] = str(suppressed)
     if offsets is not None:
         # A topic's name is unchanged; a table's address may hold characters that separate the entries.
-        named = ((quote(p.topic, safe="/:"), p.number, *read) for p, read in sorted(offsets.items()))
+        named = ((quote(p.place, safe="/:"), p.number, *read) for p, read in sorted(offsets.items()))
         info["offsets"] = ", ".join(f"{name}[{partition}]@{start}..{end}" for name, partition, start, end in named)
-        info[SOURCES] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*partitions, *offsets})})
+        info[SOURCES] = json.dumps({p.place: _as_known(p) for p in sorted({*partitions, *offsets})})
     if gaps:
         info["gaps"] = ", ".join(
             f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{'' if g.end is None else g.end}" for g in gaps
@@ -183,18 +183,28 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         known = json.loads(str(entry[SOURCES]))
         offsets = {}
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
-            kind, topic_id = known[unquote(name)]
-            offsets[Partition(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
+            offsets[_known(unquote(name), known, int(partition))] = (int(start), int(end))
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
         tuple(_gaps(str(entry.get("gaps", "")), known)),
-        {topic: Partition(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
+        {place: _known(place, known) for place in known},
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),
     )
+
+
+def _as_known(partition: Partition) -> list[str]:
+    """What a commit tells of a topic under its `place`."""
+    return [partition.kind, partition.topic_id, *([partition.source] if partition.source else [])]
+
+
+def _known(place: str, known: Mapping[str, Sequence[str]], number: int = 0) -> Partition:
+    """A partition of a topic that a commit tells of."""
+    kind, topic_id, *source = known[place]
+    return Partition(place.removeprefix(f"{source[0]}/") if source else place, topic_id, number, kind, *source)
 
 
 def _gaps(text: str, known: Mapping[str, Sequence[str]]) -> list[Gap]:

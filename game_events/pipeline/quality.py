@@ -37,7 +37,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
-from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import FileSelection, read_arrow
 from game_events.lakehouse.data.spark_files import read_files, read_table
 from game_events.lakehouse.data.staging import StagedFile, discard
@@ -515,7 +515,7 @@ def _commit_plan(
     files = [file for decision in due.values() for file in decision.files]
     return Commit(
         pipeline.quarantine,
-        QUARANTINE_COLUMNS,
+        pipeline.quarantine_columns(),
         [*files, *rewritten.files],
         expect_transactions=expected,
         set_transactions=advance,

@@ -31,7 +31,7 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.transactions import Txn, counter, incarnation, txn, txns
-from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_DESCRIPTION, SOURCE
 from game_events.lakehouse.data.reading import files_with, may_hold
 from game_events.lakehouse.data.spark_files import read_files, spark_schema, travelling
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, writable_file_system
@@ -102,12 +102,12 @@ def complete_quarantine(pipeline: Pipeline, report: RunReport) -> None:
 def quarantine_rows(pipeline: Pipeline, files: Iterable[str]) -> DataFrame:
     """Rows of files of quarantine, given by their paths, in today's columns."""
     uris = [quote(f"{pipeline.quarantine.uri.rstrip('/')}/{path}", safe=":/") for path in sorted(files)]
-    return read_files(pipeline.spark, uris, spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS)))
+    return read_files(pipeline.spark, uris, spark_schema(Schema.from_arrow(pipeline.quarantine_columns())))
 
 
 def _write(pipeline: Pipeline, rows: DataFrame) -> list[StagedFile]:
-    rows = rows.select(travelling(QUARANTINE_COLUMNS.names))
-    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(rows)
+    columns = pipeline.quarantine_columns()
+    return FileStage(pipeline.quarantine, columns, HEADERS).write(rows.select(travelling(columns.names)))
 
 
 def _commit(
@@ -123,7 +123,7 @@ def _commit(
     return commit(
         Commit(
             pipeline.quarantine,
-            QUARANTINE_COLUMNS,
+            pipeline.quarantine_columns(),
             files,
             expected,
             advance,
@@ -158,7 +158,7 @@ def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: Del
     info = {"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id}
     landed = _commit(pipeline, quarantine, files, rewritten, expected, advance, info)
     failpoints.reach("reset_finished")
-    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, incarnation(bronze))
+    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, pipeline.quarantine_columns(), incarnation(bronze))
     if listed is not None:
         forget(pipeline.quarantine, ticket, listed.files)
 
@@ -191,17 +191,18 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
     # The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
     rows = quarantine_rows(pipeline, (f.path for f in listed.files))
     if rewritten:
-        stays = ~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)
-        rows = rows.unionByName(quarantine_rows(pipeline, rewritten).where(stays))
+        held = quarantine_rows(pipeline, rewritten)
+        stays = ~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed, sourced=SOURCE in held.columns)
+        rows = rows.unionByName(held.where(stays))
     return _write(pipeline, rows.coalesce(2))
 
 
-def _later(listed: ResetList) -> Column:
+def _later(listed: ResetList, *, sourced: bool) -> Column:
     """Condition on rows of quarantine that stay: after the end of the full refresh, or of what it has not read."""
     if any(not partition.has_record_offsets for partition in listed.ends):
         # Offsets of other kinds of partitions are no records' offsets; bronze's batch decides as well.
-        return (F.col("_batch") > listed.batch) | not_read({*listed.ends, *listed.origins})
-    return since(listed.ends) | not_read(listed.ends)
+        return (F.col("_batch") > listed.batch) | not_read({*listed.ends, *listed.origins}, sourced=sourced)
+    return since(listed.ends) | not_read(listed.ends, sourced=sourced)
 
 
 def _mark_replayed(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
@@ -240,7 +241,7 @@ def marked_files(
     """
     names = {row["_file"] for row in touched.select("_file").distinct().collect()}
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
-    keys = [name for name in marks.columns if name in QUARANTINE_COLUMNS.names]
+    keys = [name for name in marks.columns if name in pipeline.quarantine_columns().names]
     rows = quarantine_rows(pipeline, rewritten).join(marks, keys, "left")
     values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
     rows = rows.withColumns({n: F.when(replayed, value).otherwise(F.col(n)) for n, value in values.items()})

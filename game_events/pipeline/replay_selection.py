@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from game_events.decoding.frame import Reason, SchemaId
+from game_events.decoding.frame import Reason, SchemaId, named
 from game_events.errors import ConfigurationError
 from game_events.rules import RULE_NAME
 
@@ -51,11 +51,13 @@ def replay_selection(reasons: Collection[str], schema_ids: Collection[str]) -> R
 
 
 def _schema_id(word: str) -> SchemaId:
+    registry, _, inner = word.rpartition("/")
     with suppress(ValueError):
-        if not (word.isascii() and word.isdigit()):
-            return str(uuid.UUID(word))
-        if int(word) <= MAX_SCHEMA_ID:
-            return int(word)
+        if not (inner.isascii() and inner.isdigit()):
+            return named(registry, str(uuid.UUID(inner)))
+        if int(inner) <= MAX_SCHEMA_ID:
+            return named(registry, int(inner))
     raise ConfigurationError(
-        f"--schema-id: {word!r} is neither a schema id (0 to {MAX_SCHEMA_ID}) nor a GUID: see `game-events quarantine list`"
+        f"--schema-id: {word!r} is neither a schema id (0 to {MAX_SCHEMA_ID}; us/7 of the source us) nor a GUID: see "
+        "`game-events quarantine list`"
     )

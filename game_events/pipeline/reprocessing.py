@@ -18,7 +18,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +28,8 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from game_events.config.masking import without_secrets
+from game_events.config.several import registry_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError, many
@@ -41,7 +43,10 @@ from game_events.lakehouse.data.columns import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     SCHEMA_COLUMNS,
-    column_map,
+    SOURCE,
+    id_of_row,
+    is_sourced,
+    own_columns,
 )
 from game_events.lakehouse.data.reading import may_hold, read_parts, row_count
 from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
@@ -123,17 +128,20 @@ def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StagedRows:
     """Decode the selected rows that bronze lacks; commits nothing."""
-    waiting = quarantine_rows(pipeline, paths(quarantine)).where(_condition(selection, table_id(bronze)))
-    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
+    waiting = quarantine_rows(pipeline, paths(quarantine))
+    registries = registry_names(pipeline.settings) if SOURCE in waiting.columns else None
+    waiting = waiting.where(_condition(selection, table_id(bronze), registries))
+    own = own_columns(OWN_COLUMNS, sourced=SOURCE in waiting.columns)
+    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(own.names))
     keep_raw = pipeline.settings.keep_raw == "all"
     kept_out = record_filter(pipeline, bronze)
     job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, record_filter=kept_out)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
-        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)[1]
+        return run_decode_job(pipeline, job, rows, pipeline.column_map(bronze), wanted)[1]
 
 
-def _condition(selection: ReplaySelection, bronze_id: str | None) -> Column:
+def _condition(selection: ReplaySelection, bronze_id: str | None, registries: Mapping[str, str] | None) -> Column:
     """The condition for undecodable rows of quarantine."""
     waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
     chosen = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
@@ -144,7 +152,7 @@ def _condition(selection: ReplaySelection, bronze_id: str | None) -> Column:
         # They would crash the job.
         chosen &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
     if selection.schema_ids:
-        chosen &= of_schemas(selection.schema_ids)
+        chosen &= of_schemas(selection.schema_ids, registries)
     return chosen
 
 
@@ -259,10 +267,10 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     rows = read_table(pipeline.spark, handle)
     pipeline.on_progress(f"redecode: {total:,} rows of bronze")
     kept_out = record_filter(pipeline, handle)
-    types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
+    types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows, registry_names(pipeline.settings))]
     job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, record_filter=kept_out)
     with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
-        _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
+        _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), pipeline.column_map(handle), types)
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != total:
         discard(pipeline.bronze, staged.bronze)
@@ -283,7 +291,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
-        known = frozenset(i for i in _untried(quarantine, ids) if pipeline.catalog.knows(i))
+        known = frozenset(i for i in _untried(quarantine, ids) if _is_known(pipeline, i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
@@ -292,6 +300,17 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
+
+
+def _is_known(pipeline: Pipeline, schema_id: SchemaId) -> bool:
+    """Whether an id has a schema by now; of several registries one that does not answer holds up its own rows only."""
+    try:
+        return pipeline.catalog.knows(schema_id)
+    except (TransientError, ConfigurationError) as error:
+        if not pipeline.settings.sources:
+            raise
+        log.warning("schema_id=%s not_asked=true cause=%r", schema_id, without_secrets(str(error), pipeline.settings))
+        return False
 
 
 def _untried(quarantine: DeltaTable, ids: Counter[SchemaId]) -> Iterator[SchemaId]:
@@ -327,15 +346,19 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         other = (pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max"))
         waits = pc.or_(waits, pc.fill_null(pc.or_kleene(*other), False))
     waits = pc.and_(waits, may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
-    columns = ("layer", "reason", *SCHEMA_COLUMNS, "replayed_table", "replayed_batch")
-    schema = pa.schema([QUARANTINE_COLUMNS.field(name) for name in columns])
+    columns = ["layer", "reason", *SCHEMA_COLUMNS, "replayed_table", "replayed_batch"]
+    of_ids = [*SCHEMA_COLUMNS, *([SOURCE] if is_sourced(quarantine) else [])]
+    held = own_columns(QUARANTINE_COLUMNS, sourced=True)
+    schema = pa.schema([held.field(name) for name in dict.fromkeys([*columns, *of_ids])])
     parts = read_parts(pipeline.quarantine, schema, actions.filter(waits).column("path").to_pylist())
     rows = pa.concat_tables([schema.empty_table(), *parts])
     rows = rows.filter(pc.equal(rows["layer"], Layer.BRONZE))
     elsewhere = bool(pc.any(pc.not_equal(rows["replayed_table"], bronze_id)).as_py())
     unknown = rows.filter(pc.and_(pc.equal(rows["reason"], Reason.UNKNOWN_SCHEMA), pc.is_null(rows["replayed_batch"])))
     ids: Counter[SchemaId] = Counter()
-    for name in SCHEMA_COLUMNS:
-        counted = pc.value_counts(unknown[name].drop_null())
-        ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    counted = unknown.group_by(of_ids).aggregate([([], "count_all")])
+    for rows_of_id, *row in zip(*(counted[name].to_pylist() for name in ("count_all", *of_ids)), strict=True):
+        schema_id = id_of_row(*row, registries=registry_names(pipeline.settings))
+        if schema_id is not None:
+            ids[schema_id] += rows_of_id
     return ids, elsewhere

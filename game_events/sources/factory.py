@@ -9,12 +9,21 @@ from pyspark.sql import functions as F
 
 from game_events.config import network
 from game_events.config.settings import Settings
+from game_events.config.several import settings_or_each
 from game_events.errors import ConfigurationError
 from game_events.plugin import Plugin, installed
 from game_events.sources.source import Partition, Source, SourceContext
 
-#: The core's own source, as a plug-in names its sources.
-CORE = Plugin("core", sources={"kafka": "game_events.sources.kafka.source:KafkaSource"})
+#: What stands for all sources that a mapping names.
+SEVERAL = "several"
+#: The core's own sources, as a plug-in names its sources.
+CORE = Plugin(
+    "core",
+    sources={
+        "kafka": "game_events.sources.kafka.source:KafkaSource",
+        SEVERAL: "game_events.sources.several.source:SeveralSources",
+    },
+)
 
 
 @cache
@@ -33,9 +42,10 @@ def kind_of(kind: str) -> type[Source]:
 
 def class_of(settings: Settings) -> type[Source]:
     """The class of the settings' source; ConfigurationError if it is not installed."""
-    made = _class_of_kind(settings.source_kind)
+    kind = SEVERAL if settings.sources else settings.source_kind
+    made = _class_of_kind(kind)
     if made is None:
-        raise ConfigurationError(f"there is no source `{settings.source_kind}`: install the plug-in that brings it")
+        raise ConfigurationError(f"there is no source `{kind}`: install the plug-in that brings it")
     return made
 
 
@@ -59,7 +69,8 @@ def subjects(settings: Settings, timeout_s: float | None = None) -> tuple[str, .
 
 def unencrypted(settings: Settings) -> list[str]:
     """Messages about connections to other machines that can be read and changed on the way."""
-    return [*network.plain_http(settings), *class_of(settings).unencrypted(settings)]
+    plain = dict.fromkeys(text for one in settings_or_each(settings) for text in network.plain_http(one))
+    return [*plain, *class_of(settings).unencrypted(settings)]
 
 
 def since(offsets: Mapping[Partition, int]) -> Column:
@@ -72,21 +83,30 @@ def since(offsets: Mapping[Partition, int]) -> Column:
     return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, _place()), F.lit(False))
 
 
-def not_read(partitions: Collection[Partition]) -> Column:
+def not_read(partitions: Collection[Partition], *, sourced: bool = False) -> Column:
     """Condition on rows: of topics or partitions that are not among these, which a full refresh reads: it keeps these rows.
 
     Rows of a topic of the same name and another id are not kept: the topic was recreated. Of sources without topics exactly the
-    rows of the partitions are replaced. Beside a source that is bronze's only one (`Source.alone`) none is kept.
+    rows of the partitions are replaced. Beside a source that is bronze's only one (`Source.alone`) none is kept. `sourced`: the
+    rows have the name of their source, and topics of two sources may have one name.
     """
     if not partitions or any(kind_of(partition.kind).alone for partition in partitions):
         return F.lit(False)
     read = F.array(*(F.lit(_place_of(partition)) for partition in sorted(partitions)))
-    if not all(partition.has_record_offsets for partition in partitions):
+    if not all(partition.has_record_offsets for partition in partitions) and not sourced:
         return ~F.array_contains(read, _place())
-    topics = sorted({partition.topic for partition in partitions})
+    topics = sorted({partition.place for partition in partitions})
     ids = sorted({partition.topic_id for partition in partitions})
     other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, _place())
-    return F.coalesce(~F.col("_kafka_topic").isin(*topics) | other_partition, F.lit(False))
+    of_topic = place_of(sourced=sourced).isin(*topics)
+    if sourced:  # those of a topic that was read before the source had a name
+        of_topic |= F.array_contains(read, _place())
+    return F.coalesce(~of_topic | other_partition, F.lit(False))
+
+
+def place_of(*, sourced: bool) -> Column:
+    """The place of a row's topic (`Partition.place`); `sourced`: the rows have the name of their source."""
+    return F.concat_ws("/", "_source", "_kafka_topic") if sourced else F.col("_kafka_topic")
 
 
 def _place() -> Column:

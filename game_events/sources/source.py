@@ -17,7 +17,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
@@ -162,12 +162,19 @@ class Partition(NamedTuple):
     Attributes:
         topic: name of the topic, or address of what else is read.
         topic_id: id of its present contents: a recreated topic has another one. As Kafka's broker gives it, else a UUID.
+        source: name of the source in `SOURCES`; empty: there is one only. Progress does not depend on it.
     """
 
     topic: str
     topic_id: str
     number: int
     kind: str = KAFKA
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Name of the topic among those of all sources (`eu/events`): a topic's own name has no slash."""
+        return f"{self.source}/{self.topic}" if self.source else self.topic
 
     @property
     def app(self) -> str:
@@ -192,16 +199,16 @@ class Partition(NamedTuple):
         # librdkafka writes the 16 bytes as base64 without padding, with `+` and `/`.
         is_topic = self.has_record_offsets
         raw = base64.b64decode(self.topic_id + "==", validate=True) if is_topic else uuid.UUID(self.topic_id).bytes
-        return dict(zip(id_apps(self.topic, self.kind), struct.unpack(">qq", raw), strict=True))
+        return dict(zip(id_apps(self.place if is_topic else self.topic, self.kind), struct.unpack(">qq", raw), strict=True))
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.number}]" if self.has_record_offsets else self.topic
+        return f"{self.place}[{self.number}]" if self.has_record_offsets else self.place
 
 
-def id_apps(topic: str, kind: str) -> list[str]:
+def id_apps(place: str, kind: str) -> list[str]:
     """Names of the `txn` of bronze with the id that it has read last: a `txn` has one 64-bit number, an id 128 bits."""
     first = Txn.TOPIC if kind == KAFKA else kind
-    return [f"{first}:{topic}:{half}" for half in ("high", "low")]
+    return [f"{first}:{place}:{half}" for half in ("high", "low")]
 
 
 def id_of_halves(high: int, low: int, kind: str) -> str:
@@ -216,7 +223,10 @@ Offsets = dict[Partition, int]
 
 @dataclass(frozen=True)
 class Gap:
-    """Offsets [start, end) of one partition that cannot be read any more; `end` None: of a deleted topic."""
+    """Offsets [start, end) of one partition that cannot be read any more; `end` None: of a deleted topic.
+
+    `topic`: as `Partition.place`.
+    """
 
     topic: str
     topic_id: str
@@ -247,12 +257,29 @@ class SourceSnapshot:
         earliest, latest: partition -> first offset that still exists, and end of the readable ones (exclusive).
         unit: offsets of one record (of one file, where a partition is a file log).
         epochs: partition -> epoch of its current leader; Kafka only.
+        units: kind of partitions -> their unit, where it is another one.
     """
 
     earliest: Offsets
     latest: Offsets
     unit: int = 1
     epochs: Offsets = field(default_factory=dict)
+    units: Mapping[str, int] = field(default_factory=dict)
+
+    def unit_of(self, partition: Partition) -> int:
+        """Offsets of one record of a partition."""
+        return self.units.get(partition.kind, self.unit)
+
+    @property
+    def there(self) -> Offsets:
+        """Partition -> number of its records that there are."""
+        return {p: (end - self.earliest[p]) // self.unit_of(p) for p, end in self.latest.items()}
+
+    def of(self, wanted: Callable[[Partition], bool]) -> SourceSnapshot:
+        """A part of the partitions."""
+        parts = (self.earliest, self.latest, self.epochs)
+        earliest, latest, epochs = ({p: offset for p, offset in one.items() if wanted(p)} for one in parts)
+        return replace(self, earliest=earliest, latest=latest, epochs=epochs)
 
 
 @dataclass(frozen=True)
@@ -261,7 +288,7 @@ class MicroBatch:
 
     Attributes:
         start, end: existing offsets only.
-        latest, unit: of the snapshot.
+        latest, unit, units: of the snapshot.
         gaps: unreadable offsets that the commit of this batch skips.
         reached: partition -> next offset of bronze, for all partitions.
         joined: topics that bronze has never read before.
@@ -274,16 +301,28 @@ class MicroBatch:
     reached: Offsets = field(default_factory=dict)
     joined: tuple[str, ...] = ()
     unit: int = 1
+    units: Mapping[str, int] = field(default_factory=dict)
+
+    def unit_of(self, partition: Partition) -> int:
+        """Offsets of one record of a partition."""
+        return self.units.get(partition.kind, self.unit)
 
     @property
     def records(self) -> int:
         """Number of records at most (transaction markers included)."""
-        return sum(self.end[p] - self.start[p] for p in self.end) // self.unit
+        return sum((self.end[p] - self.start[p]) // self.unit_of(p) for p in self.end)
 
     @property
     def lag(self) -> Offsets:
         """Partition -> records that remain after this batch."""
-        return {p: max(0, end - self.end.get(p, self.reached.get(p, end))) // self.unit for p, end in self.latest.items()}
+        left = {p: max(0, end - self.end.get(p, self.reached.get(p, end))) for p, end in self.latest.items()}
+        return {p: offsets // self.unit_of(p) for p, offsets in left.items()}
+
+    def of(self, wanted: Callable[[Partition], bool]) -> MicroBatch:
+        """A part of the partitions, without gaps and what joined."""
+        parts = (self.start, self.end, self.latest, self.reached)
+        start, end, latest, reached = ({p: offset for p, offset in one.items() if wanted(p)} for one in parts)
+        return replace(self, start=start, end=end, latest=latest, reached=reached, gaps=(), joined=())
 
 
 @dataclass(frozen=True)
@@ -295,6 +334,7 @@ class SourceContext:
         lakehouse: that of the pipeline; None: a source that needs it opens the settings' one.
         timeout_s: longest wait for one answer; None: the source's default.
         read_only: nothing is written: new files are only counted.
+        name: of the source in `SOURCES`, which its partitions have; empty: there is one only.
         id_read: name and kind of a topic, table or list of files -> id of the one that bronze has read last; None: none yet.
         refuse_twice: raises ConfigurationError if bronze would have records of this archive, up to these offsets, twice.
             Without these two there is no bronze table.
@@ -305,6 +345,7 @@ class SourceContext:
     run_id: str = ""
     timeout_s: float | None = None
     read_only: bool = False
+    name: str = ""
     id_read: Callable[[str, str], str | None] | None = None
     refuse_twice: Callable[[str, Offsets], None] | None = None
 
@@ -398,6 +439,10 @@ class Source(ABC):
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets that the next micro-batch may have, all partitions together."""
 
+    def plan(self, now: SourceSnapshot, start: Offsets, until: Offsets, limit: int | None = None) -> MicroBatch | None:
+        """The next micro-batch, as `plan_micro_batch`; `limit`: its offsets at most; None: `batch_limit`."""
+        return plan_micro_batch(now, start, until, limit or self.batch_limit(start))
+
     @abstractmethod
     def reading(self, batch: MicroBatch) -> Reading:
         """How Spark's workers read a batch; DataError if nothing of it exists any more."""
@@ -424,6 +469,24 @@ class Source(ABC):
         `origins`: as in `count_expired`. None (default): only a reading of all records tells, by their coordinates.
         """
         return None
+
+    def sets_aside(self, error: BaseException) -> bool:  # noqa: ARG002
+        """After a plan or a micro-batch has failed: whether to plan again, with less; default: there is one source only."""
+        return False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether several sources are read one after the other, as one of them has failed; default: no."""
+        return False
+
+    def next_turn(self) -> bool:
+        """The end of what is read alone: whether there is more to plan; default: all was read together."""
+        return False
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Source that is left out -> why; default: there is one only."""
+        return {}
 
     @classmethod
     def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:  # noqa: ARG003
@@ -483,7 +546,7 @@ class Source(ABC):
     def check(self) -> str:
         """What there is, for `doctor`; raises as `snapshot`."""
         now = self.snapshot()
-        return f"{sum(end - now.earliest[p] for p, end in now.latest.items()) // now.unit:,} {self.things}"
+        return f"{sum(now.there.values()):,} {self.things}"
 
     @classmethod
     def address(cls, settings: Settings, topic: str) -> str:  # noqa: ARG003
@@ -547,14 +610,16 @@ def plan_micro_batch(now: SourceSnapshot, start: Offsets, until: Offsets, max_re
             )
         begin[partition] = max(wanted, now.earliest[partition])
         if begin[partition] > wanted:
-            gaps[partition] = Gap(partition.topic, partition.topic_id, partition.number, wanted, begin[partition])
+            gaps[partition] = Gap(partition.place, partition.topic_id, partition.number, wanted, begin[partition])
     backlog = {p: max(0, min(until.get(p, end), end) - begin[p]) for p, end in now.latest.items()}
     take = _share({p: waiting for p, waiting in sorted(backlog.items()) if waiting}, max_records, sum(begin.values()))
     read = sorted(take.keys() | gaps.keys())
     if not read:
         return None
     ends = {p: begin[p] + take.get(p, 0) for p in read}
-    return MicroBatch({p: begin[p] for p in read}, ends, now.latest, tuple(gaps.values()), begin, unit=now.unit)
+    return MicroBatch(
+        {p: begin[p] for p in read}, ends, now.latest, tuple(gaps.values()), begin, unit=now.unit, units=now.units
+    )
 
 
 def _share(backlog: Offsets, most: int, turn: int) -> Offsets:

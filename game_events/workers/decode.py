@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,20 +15,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.decoder import DecodedBatch, DecodePlan, Rejected, TypeKey
-from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
+from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef, named
 from game_events.decoding.unframed.topics import Records
 from game_events.lakehouse.data.columns import (
-    FILE_COLUMNS,
     HEADERS,
     MESSAGE_TYPE,
-    OWN_COLUMNS,
+    OWN_NAMES,
     QUARANTINE_COLUMNS,
     RECORD,
     SCHEMA_COLUMNS,
+    SOME_COLUMNS,
+    SOURCE,
     TIME,
     bronze_schema,
     identity_columns,
     none_if_empty,
+    own_columns,
 )
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
@@ -192,11 +194,15 @@ class BronzeTask(DecodeJob):
         rows = _marked(rows, self.deadly) if self.deadly else rows
         if rows.column("reason").null_count < len(rows):
             rows = output.readable(rows)
+        source = batch.column("source")[0].as_py() if "source" in batch.schema.names else None
+        registry = self.plan.registry_of(source)
         for part in decoder.parts(rows, "value"):
             if "columns" in part.schema.names and len(part):
-                decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
+                schema_id = named(registry, part.column("schema_guid")[0].as_py())
+                decoded = decoder.decode_columns(schema_id, part.column("columns"))
             else:
-                decoded = decoder.decode_records(Records(*(part.column(n) for n in ("value", "headers", "topic", "key"))))
+                values, headers, topics, keys = (part.column(name) for name in ("value", "headers", "topic", "key"))
+                decoded = decoder.decode_records(Records(values, headers, topics, keys, None, source, registry))
             result.note(decoded)
             # Else the decoder continues only to find all that is unknown.
             if result.is_planned:
@@ -240,7 +246,7 @@ class _Output:
         self.result = StagedRows()
         self._task = task
         self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
-        self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self.bad = StagedWriter(task.quarantine, own_columns(QUARANTINE_COLUMNS, sourced=task.plan.columns.sourced))
         self._now = datetime.now(UTC)
         self._filter = task.record_filter.open() if task.record_filter is not None else None
         fan_out = task.fan_out()
@@ -331,7 +337,7 @@ class _Output:
             "_kafka_headers": none_if_empty(taken.column("headers")),
             "_batch": pa.repeat(pa.scalar(self._task.batch, pa.int64()), count),
         }
-        own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
+        own |= {own_name: taken.column(name) for name, own_name in SOME_COLUMNS.items() if name in taken.schema.names}
         return own | {"_raw_value": taken.column("value")} if raw else own
 
 
@@ -358,12 +364,12 @@ class StoredTask(DecodeJob):
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
-        for sent in batches:
+        for source, sent in _by_source(batches):
             for batch in decoder.parts(sent, "_raw_value"):
                 rows = pa.Table.from_batches([batch])
                 index = rows.schema.get_field_index(HEADERS)
                 rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
-                decoded = decoder.decode_records(_stored_records(batch))
+                decoded = decoder.decode_records(_stored_records(batch, source, self.plan.registry_of(source)))
                 result.note(decoded)
                 if not result.is_planned:
                     continue  # the driver plans again: continue only to find all of them
@@ -399,7 +405,7 @@ class StoredTask(DecodeJob):
         self, rows: pa.Table, numbers: Rows, schema_id: SchemaId | None, message_type: str | None, *, keep_raw: bool
     ) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(numbers))
-        own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
+        own = {name: taken.column(name) for name in OWN_NAMES if name in taken.column_names}
         own |= identity_columns(schema_id, message_type, len(numbers))
         if self.batch is not None:
             own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(numbers))
@@ -408,11 +414,23 @@ class StoredTask(DecodeJob):
         return own
 
 
-def _stored_records(batch: pa.RecordBatch) -> Records:
+def _stored_records(batch: pa.RecordBatch, source: str | None, registry: str) -> Records:
     """Rows of bronze or quarantine as records."""
     values, headers, topics, keys = (batch.column(name) for name in ("_raw_value", HEADERS, "_kafka_topic", "_kafka_key"))
     schema_id, guid, message_type = (batch.column(name) for name in (*SCHEMA_COLUMNS, MESSAGE_TYPE))
-    return Records(values, headers, topics, keys, (schema_id, guid, message_type))
+    return Records(values, headers, topics, keys, (schema_id, guid, message_type), source, registry)
+
+
+def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """The rows by their sources; None: older ones, or there is one source."""
+    for batch in batches:
+        if SOURCE not in batch.schema.names:
+            yield None, batch
+            continue
+        sources = batch.column(SOURCE)
+        for source in pc.unique(sources).to_pylist():
+            is_of_source = pc.is_null(sources) if source is None else pc.fill_null(pc.equal(sources, source), False)
+            yield source, batch.filter(is_of_source)
 
 
 def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:

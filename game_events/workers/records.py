@@ -34,10 +34,10 @@ class RecordDecoder(BatchDecoder):
         plan = self._plan.topics
         # Stored rows may be of topics that had a rule once.
         if plan is None or not (plan.rules.all or records.stored is not None):
-            return self.decode(records.values, records.headers)
+            return self.decode(records.values, records.headers, records.registry)
         result = DecodedBatch()
         has_frame = np.ones(len(records.values), dtype=bool)
-        for topic, rule, rows in by_topic(plan.rules, records.topics):
+        for topic, rule, rows in by_topic(plan.rules, records):
             bare = rows[self._is_bare(rule, rows, records)]
             has_frame[bare] = False
             self._decode_bare(split(plan, topic, rule, bare, records), result)
@@ -59,11 +59,11 @@ class RecordDecoder(BatchDecoder):
             is_bare[pc.list_parent_indices(records.headers).to_numpy()[mine]] = False
         if rule.framed == "auto":
             headers = None if records.headers is None else records.headers.take(pa.array(rows))
-            groups, bad = frames.split(records.values.take(pa.array(rows)), headers, self._indexless)
+            groups, bad = frames.split(records.values.take(pa.array(rows)), headers, self._indexless_of(records.registry))
             framed = [(item.schema_id, item.rows) for item in groups]
             framed += [(item.schema_id, item.rows) for item in bad if item.schema_id is not None]
             for schema_id, mine in framed:
-                if rule.format != "AVRO" or self._may_exist(schema_id):
+                if rule.format != "AVRO" or self._may_exist(frames.named(records.registry, schema_id)):
                     is_bare[rows[mine]] = False
         chosen: Mask = is_bare[rows]
         return chosen
@@ -82,7 +82,7 @@ class RecordDecoder(BatchDecoder):
         values = records.values if is_all else records.values.take(chosen)
         headers = records.headers if is_all or records.headers is None else records.headers.take(chosen)
         part = DecodedBatch()
-        self._decode_framed(values, headers, part)
+        self._decode_framed(values, headers, records.registry, part)
         if records.stored is not None:
             unframed = [item for item in part.rejected if item.reason == Reason.BAD_MAGIC]
             part.rejected = [item for item in part.rejected if item.reason != Reason.BAD_MAGIC]

@@ -15,7 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, OWN_COLUMNS, QUARANTINE_COLUMNS, TIME, none_if_empty
+from game_events.lakehouse.data.columns import (
+    BRONZE_ONLY,
+    HEADERS,
+    OWN_COLUMNS,
+    OWN_NAMES,
+    QUARANTINE_COLUMNS,
+    SOURCE,
+    TIME,
+    none_if_empty,
+    own_columns,
+)
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.rules import Action, Rule, RuleLayer
@@ -173,7 +183,7 @@ class OutcomeWriter:
     def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
         count = rows.num_rows
         reasons, details, which = self._explained(game, violated)
-        own = {name: rows.column(name) for name in OWN_COLUMNS.names if name in rows.column_names}
+        own = {name: rows.column(name) for name in OWN_NAMES if name in rows.column_names}
         own |= {name: more.column(name) for name in BRONZE_ONLY}
         own[HEADERS] = none_if_empty(own[HEADERS])
         own |= {
@@ -186,7 +196,8 @@ class OutcomeWriter:
         }
         if game not in self.writers and self._task.quarantine is not None:
             # A file for each game: of two runs at once, each may lose some games and keep the others.
-            self.writers[game] = StagedWriter(self._task.quarantine, QUARANTINE_COLUMNS, game)
+            columns = own_columns(QUARANTINE_COLUMNS, sourced=SOURCE in own)
+            self.writers[game] = StagedWriter(self._task.quarantine, columns, game)
         self.writers[game].write_columns(own, count)
 
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from game_events.config.settings import Settings
 from game_events.pipeline.bronze.offsets import OffsetPlan
 from game_events.sources.factory import make_source
-from game_events.sources.source import MicroBatch, Offsets, Partition, SourceSnapshot
+from game_events.sources.source import MicroBatch, Offsets, Partition, SourceSnapshot, plan_micro_batch
 
 T = TypeVar("T")
 
@@ -36,6 +36,10 @@ def next_micro_batch(
 ) -> MicroBatch | None:
     """What bronze would read next of a source that is not asked again."""
     wants = make_source(settings).wants
-    source = SimpleNamespace(batch_limit=lambda _: most, snapshot=lambda: now, missing=lambda _: (), wants=wants)
+
+    def planned(now: SourceSnapshot, start: Offsets, until: Offsets, limit: int | None = None) -> MicroBatch | None:
+        return plan_micro_batch(now, start, until, limit or most)
+
+    source = SimpleNamespace(plan=planned, snapshot=lambda: now, missing=lambda _: (), wants=wants)
     pipeline: Any = SimpleNamespace(settings=settings, source=source)
     return OffsetPlan.of(pipeline, bronze, now, until).micro_batch

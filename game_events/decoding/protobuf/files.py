@@ -35,7 +35,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from grpc_tools import protoc
 
-from game_events.decoding.frame import RegistrySchema, schema_guid
+from game_events.decoding.frame import RegistrySchema, bare, schema_guid
 from game_events.decoding.protobuf.schema import Names, ProtobufSchema, from_base64, imports, without_map_entries, words_of
 from game_events.errors import DataError
 
@@ -58,7 +58,7 @@ def compile_files(schema: RegistrySchema, folder: Path) -> ProtobufSchema:
     """
     main, _, reduced = _compiled(schema, folder)
     # As in `ProtobufSchema`; schemas from files count them, too.
-    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
+    from_file = bare(schema.schema_id) == schema_guid(schema.format, schema.text, schema.references)
     counts = from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
     return ProtobufSchema(schema.schema_id, main, reduced, counts)
 

@@ -22,7 +22,7 @@ from game_events.decoding.unframed.inferred import inferred_id
 
 ATTRIBUTES = ("id", "source", "type", "subject", "time", "specversion", "datacontenttype", "dataschema")
 #: Identity of the type that the attributes are; no topic has a slash.
-TYPE_ID = inferred_id("/cloudevents")
+TYPE_ID = inferred_id("*cloudevents")
 _TIME = pa.timestamp("us", tz="UTC")
 FIELDS = tuple(Field(name, f"ce_{name}", _TIME if name == "time" else pa.string()) for name in ATTRIBUTES)
 SCHEMA = pa.schema([(str(f.id), f.type) for f in FIELDS])

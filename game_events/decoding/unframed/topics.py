@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,11 +56,17 @@ class SchemaName(NamedTuple):
         message_type: full name of the protobuf message; None: the first.
         stored: id or GUID of the schema that a stored row was decoded with, which is taken if it is another version of the
             subject; None: it is a new record.
+        registry: name of the registry (`frame.named`) of the source of the records; of files none.
     """
 
     schema: str
     message_type: str | None = None
     stored: SchemaId | None = None
+    registry: str = ""
+
+    def within(self, registry: str) -> SchemaName:
+        """The name in a registry; a file is in none."""
+        return self if self.schema.startswith(FILE) else self._replace(registry=registry)
 
 
 @dataclass(frozen=True)
@@ -107,29 +114,42 @@ class TopicRule:
 
 @dataclass(frozen=True)
 class TopicRules:
-    """All rules, perhaps none: `exact` by topic, `patterns` in their order; `max_bytes`: of one record, unpacked."""
+    """All rules, perhaps none: `exact` by topic, `patterns` in their order; `max_bytes`: of one record, unpacked.
+
+    `of_sources`: source -> the rules of its topics, where there are several.
+    """
 
     exact: Mapping[str, TopicRule] = field(default_factory=dict)
     patterns: tuple[tuple[str, TopicRule], ...] = ()
     max_bytes: int = 2**26
+    of_sources: Mapping[str, TopicRules] = field(default_factory=dict)
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> TopicRules:
-        """The rules of the settings."""
+    def of_settings(cls, settings: Settings, sources: Mapping[str, Settings] = MappingProxyType({})) -> TopicRules:
+        """The rules of the settings; `sources`: source -> its settings, where there are several."""
         rules = {name: TopicRule.of(entry) for name, entry in settings.decoding.items()}
         patterns = settings.decoding_patterns
         exact = {name: rule for name, rule in rules.items() if name not in patterns}
-        return cls(exact, tuple((name, rules[name]) for name in patterns), settings.max_record_bytes)
+        of_sources = {source: cls.of_settings(one) for source, one in sources.items()}
+        return cls(exact, tuple((name, rules[name]) for name in patterns), settings.max_record_bytes, of_sources)
 
     @property
     def all(self) -> list[TopicRule]:
         """Every rule."""
-        return [*self.exact.values(), *(rule for _, rule in self.patterns)]
+        own = [*self.exact.values(), *(rule for _, rule in self.patterns)]
+        return [*own, *(rule for rules in self.of_sources.values() for rule in rules.all)]
 
-    def of(self, topic: str | None) -> TopicRule | None:
+    def inferred(self, topic: str) -> TopicRule | None:
+        """A rule without a schema for a topic, of any source: topics of one name have the same columns."""
+        rules = (known.of(topic) for known in (self, *self.of_sources.values()))
+        return next((rule for rule in rules if rule is not None and rule.schema is None), None)
+
+    def of(self, topic: str | None, source: str | None = None) -> TopicRule | None:
         """The rule of a topic; None: its records have frames."""
         if topic is None:
             return None
+        if source is not None and source in self.of_sources:
+            return self.of_sources[source].of(topic)
         if topic in self.exact:
             return self.exact[topic]
         return next((rule for pattern, rule in self.patterns if re.fullmatch(pattern, topic)), None)
@@ -161,7 +181,8 @@ class TopicPlan:
 class Records(NamedTuple):
     """Records of one batch, each array of shape (n,): values, headers (or None), topics, keys.
 
-    `stored`: of stored rows the schema that they were decoded with, and their message type; None: they are new.
+    `stored`: of stored rows the schema that they were decoded with, and their message type; None: they are new. `source`: of
+    all of them; None: there is one source. `registry`: name of its registry.
     """
 
     values: pa.BinaryArray
@@ -169,6 +190,8 @@ class Records(NamedTuple):
     topics: pa.Array
     keys: pa.Array
     stored: tuple[pa.Array, pa.Array, pa.Array] | None = None
+    source: str | None = None
+    registry: str = ""
 
 
 class BareGroup(NamedTuple):
@@ -195,10 +218,10 @@ class BareRows:
     unknown: set[SchemaName] = field(default_factory=set)
 
 
-def by_topic(rules: TopicRules, topics: pa.Array) -> Iterator[tuple[str, TopicRule, Rows]]:
+def by_topic(rules: TopicRules, records: Records) -> Iterator[tuple[str, TopicRule, Rows]]:
     """Topics that have a rule, with the rule and their rows."""
-    for topic, rows in distinct(topics):
-        rule = rules.of(topic)
+    for topic, rows in distinct(records.topics):
+        rule = rules.of(topic, records.source)
         if rule is not None:
             yield topic, rule, rows
 
@@ -275,7 +298,7 @@ def _by_schema(plan: TopicPlan, topic: str, rule: TopicRule, part: _Part, record
 def _names(rule: TopicRule, rows: Rows, records: Records, result: BareRows) -> list[tuple[SchemaName, Rows]]:
     """Names of schemas with the positions of their records among `rows`; records that name none become bad."""
     if rule.name is not None:
-        return _versions(rule.name, rows, records)
+        return _versions(rule.name.within(records.registry), rows, records)
     texts = _texts(records, rule.schema or "", rows).cast(pa.binary())
     fits = pc.and_(pc.greater(pc.binary_length(texts), 0), pc.less_equal(pc.binary_length(texts), _MOST_CHARACTERS))
     is_bad = ~np.asarray(pc.fill_null(fits, False))
@@ -285,7 +308,8 @@ def _names(rule: TopicRule, rows: Rows, records: Records, result: BareRows) -> l
         result.bad.append((BadFrames(Reason.UNKNOWN_SCHEMA, rows[is_bad], None, detail), str(rule)))
     good = np.flatnonzero(~is_bad)
     named = distinct(texts.take(pa.array(good)))
-    return [(_name_of(bytes(text), rule.message_type), good[positions]) for text, positions in named]
+    names = ((_name_of(bytes(text), rule.message_type), good[positions]) for text, positions in named)
+    return [(name.within(records.registry), positions) for name, positions in names]
 
 
 def _versions(name: SchemaName, rows: Rows, records: Records) -> list[tuple[SchemaName, Rows]]:
@@ -331,7 +355,7 @@ def without_rule(records: Records, rows: Rows) -> list[tuple[SchemaName, Rows]]:
     named = []
     for text, positions in distinct(both):
         ref, _, message = text.partition("\n")
-        named.append((SchemaName(f"{ID}{ref}", message or None), rows[positions]))
+        named.append((SchemaName(f"{ID}{ref}", message or None, registry=records.registry), rows[positions]))
     return named
 
 

@@ -47,6 +47,8 @@ class Txn(StrEnum):
     #: Bronze; by topic, topic id, partition: the leader's epoch when the last micro-batch was planned; no earlier record has a
     #: later one. A new leader's truncated log is found by it.
     EPOCH = "epoch"
+    #: Bronze; by name of one of several sources: 1 once a commit was planned with it. Its settings say where a new one starts.
+    SOURCE = "source"
     #: Bronze: number of the record archive that all its batches are from, 0 if not all are; the source refuses another archive.
     #: Record archive, by bronze's key: last bronze batch in it; each of its commits compares it.
     ARCHIVE = "archive"

@@ -10,7 +10,9 @@ Guarantee: rows do not depend on descriptions. What cannot be written is logged,
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +20,7 @@ from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.frame import SchemaId, SchemaRef
+from game_events.decoding.frame import SchemaId, SchemaRef, named
 from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
 from game_events.lakehouse.tables import EXPORT_CALLS, EXPORT_FAILED_CALLS, EXPORT_OUTCOMES, QUARANTINE, AnyTable, Table
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
 HEADERS = "_kafka_headers"
 MESSAGE_TYPE = "_message_type"
+SOURCE = "_source"
 TIME = pa.timestamp("us", tz="UTC")
 
 #: Columns of the pipeline itself, with their comments. They begin with an underscore, which no decoded column does, and mean
@@ -71,6 +74,14 @@ _QUARANTINE: dict[str, tuple[pa.DataType, str]] = {
 OWN_COLUMNS = pa.schema([pa.field(name, kind) for name, (kind, _) in _OWN.items()])
 QUARANTINE_COLUMNS = pa.schema([*OWN_COLUMNS, *(pa.field(name, kind) for name, (kind, _) in _QUARANTINE.items())])
 
+#: A column that tables have once they were made from several sources by name.
+_SOURCED: dict[str, tuple[pa.DataType, str]] = {
+    SOURCE: (pa.string(), "Name of the source in SOURCES that the record was read from; NULL: from the one that there was")
+}
+SOURCE_FIELD = pa.field(SOURCE, _SOURCED[SOURCE][0])
+#: Names of all columns of the pipeline itself.
+OWN_NAMES = (*OWN_COLUMNS.names, SOURCE)
+
 #: Column of a source -> column of bronze and quarantine.
 STORED_AS = {name: "_raw_value" if name == "value" else f"_kafka_{name}" for name in RAW_COLUMNS}
 
@@ -85,8 +96,8 @@ QUARANTINE_DESCRIPTION = (
     "reason; an append-only log that can be replayed"
 )
 
-#: Columns that only files' records have -> columns of bronze.
-FILE_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position"}
+#: Columns that only some records have (of files, of several sources) -> columns of bronze.
+SOME_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position", "source": SOURCE}
 
 #: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates, and in quarantine.
 BRONZE_ONLY = ("_raw_value", "_kafka_key", HEADERS, "_kafka_topic_id")
@@ -106,10 +117,49 @@ def none_if_empty(headers: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedA
     return pc.if_else(pc.greater(lengths, 0), headers, pa.scalar(None, headers.type))
 
 
+def id_of_row(
+    number: int | None, guid: str | None, source: str | None = None, *, registries: Mapping[str, str] = MappingProxyType({})
+) -> SchemaId | None:
+    """The id of a stored row's schema, by its own columns; `registries`: source -> name of its registry in ids."""
+    schema_id = SchemaRef(number, guid).schema_id
+    if schema_id is None or source is None:
+        return schema_id
+    return named(registries.get(source, source), schema_id)
+
+
+def ids_of_rows(rows: pa.Table, registries: Mapping[str, str]) -> pa.ChunkedArray:
+    """The ids of stored rows' schemas as texts, each as `id_of_row`."""
+    ids = pc.coalesce(rows.column("_schema_id").cast(pa.string()), rows.column("_schema_guid"))
+    if SOURCE not in rows.column_names:
+        return ids
+    sources = pc.dictionary_encode(rows.column(SOURCE).combine_chunks(), null_encoding="encode")
+    names = ["" if source is None else registries.get(source, source) for source in sources.dictionary.to_pylist()]
+    begins = pa.array([f"{name}/" if name else "" for name in names], pa.string()).take(sources.indices)
+    return pc.binary_join_element_wise(begins, ids, "")
+
+
+def places(rows: pa.Table) -> pa.ChunkedArray:
+    """The topic of each row, with its source if it has one (`Partition.place`): topics of two sources may have one name."""
+    topics = rows.column("_kafka_topic")
+    if SOURCE not in rows.column_names:
+        return topics
+    return pc.binary_join_element_wise(rows.column(SOURCE), topics, "/", null_handling="skip")
+
+
+def own_columns(columns: pa.Schema, *, sourced: bool) -> pa.Schema:
+    """`OWN_COLUMNS` or `QUARANTINE_COLUMNS`, with that of the sources' names if there are several."""
+    return pa.schema([*columns, SOURCE_FIELD]) if sourced else columns
+
+
+def is_sourced(handle: AnyTable | None) -> bool:
+    """Whether a table has the column of the sources' names."""
+    return handle is not None and any(f.name == SOURCE for f in handle.schema().fields)
+
+
 def bronze_schema(columns: ColumnMap) -> pa.Schema:
     """Own columns, then every decoded column, each with its share of the column map."""
     decoded = [pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()]
-    return pa.schema([*OWN_COLUMNS, *decoded])
+    return pa.schema([*own_columns(OWN_COLUMNS, sourced=columns.sourced), *decoded])
 
 
 def identity_columns(schema_id: SchemaId | None, message_type: str | None, count: int) -> dict[str, pa.Array]:
@@ -121,12 +171,13 @@ def identity_columns(schema_id: SchemaId | None, message_type: str | None, count
 def column_map(handle: DeltaTable) -> ColumnMap:
     """Where fields land, from the metadata of the table's columns."""
     schema = pa.schema(handle.schema())
-    return ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
+    columns = ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
+    return replace(columns, sourced=True) if SOURCE in schema.names else columns
 
 
 def has_decoded_columns(handle: DeltaTable) -> bool:
     """Whether bronze has a column of any message: none yet if all that came so far is of types that are not selected."""
-    return any(f.name not in OWN_COLUMNS.names for f in handle.schema().fields)
+    return any(f.name not in OWN_NAMES for f in handle.schema().fields)
 
 
 #: Key of a column's metadata with its comment; Spark's name for it.
@@ -185,7 +236,7 @@ AGGREGATE = {
 @cache
 def own_comments(table: str, person: str | None = None) -> dict[str, str]:
     """Comments of a table's own columns, by its key; `person`: the column that gold aggregates by."""
-    texts = {name: text for name, (_, text) in _OWN.items()} | _BY_TABLE.get(table, {})
+    texts = {name: text for name, (_, text) in (_OWN | _SOURCED).items()} | _BY_TABLE.get(table, {})
     if table.startswith("gold_") and person is not None:
         texts |= {person: "Whom the row is about"}
     return texts

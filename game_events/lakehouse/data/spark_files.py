@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import unquote
 
 from deltalake import DeltaTable, Schema
@@ -10,8 +11,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.decoding.frame import SchemaId, SchemaRef
-from game_events.lakehouse.data.columns import HEADERS, SCHEMA_COLUMNS
+from game_events.decoding.frame import SchemaId, SchemaRef, registry_of
+from game_events.lakehouse.data.columns import HEADERS, SCHEMA_COLUMNS, SOURCE, id_of_row
 
 
 def spark_schema(schema: Schema) -> StructType:
@@ -74,15 +75,34 @@ def no_headers() -> Column:
     return F.expr(NO_HEADERS)
 
 
-def of_schemas(chosen: Collection[SchemaId]) -> Column:
-    """Condition: the record was written with one of these schemas."""
-    refs = [SchemaRef.of(schema_id) for schema_id in chosen]
-    numbers = [r.number for r in refs if r.number is not None]
-    guids = [r.guid for r in refs if r.guid is not None]
-    return F.col("_schema_id").isin(numbers) | F.col("_schema_guid").isin(guids)
+def of_schemas(chosen: Collection[SchemaId], registries: Mapping[str, str] | None = None) -> Column:
+    """Condition: the record was written with one of these schemas.
+
+    `registries`: source -> name of its registry in ids (`frame.named`), if the rows have sources; None: they have none.
+    """
+    condition = F.lit(False)
+    for registry in {registry_of(schema_id) for schema_id in chosen}:
+        refs = [SchemaRef.of(schema_id) for schema_id in chosen if registry_of(schema_id) == registry]
+        numbers = [r.number for r in refs if r.number is not None]
+        guids = [r.guid for r in refs if r.guid is not None]
+        mine = F.col("_schema_id").isin(numbers) | F.col("_schema_guid").isin(guids)
+        condition |= mine if registries is None else mine & _of_registry(registry, registries)
+    return condition
 
 
-def schema_ids(rows: DataFrame) -> list[SchemaId]:
-    """The schema ids and GUIDs of rows of bronze or quarantine, each once. Runs a Spark job."""
-    ids = (SchemaRef(*row).schema_id for row in rows.select(*SCHEMA_COLUMNS).distinct().collect())
-    return [schema_id for schema_id in ids if schema_id is not None]
+def _of_registry(registry: str, registries: Mapping[str, str]) -> Column:
+    """Condition: the ids in the record are of this registry; those of unknown sources are of one of their name."""
+    names = sorted(name for name, its in registries.items() if its == registry)
+    unknown = [registry] if registry and registry not in registries else []
+    named_so = F.coalesce(F.col(SOURCE).isin([*names, *unknown]), F.lit(False))
+    return named_so if registry else named_so | F.col(SOURCE).isNull()
+
+
+def schema_ids(rows: DataFrame, registries: Mapping[str, str] = MappingProxyType({})) -> list[SchemaId]:
+    """The ids and GUIDs of the schemas of rows of bronze or quarantine, each once. Runs a Spark job.
+
+    `registries`: as of `of_schemas`.
+    """
+    columns = [*SCHEMA_COLUMNS, *([SOURCE] if SOURCE in rows.columns else [])]
+    ids = (id_of_row(*row, registries=registries) for row in rows.select(*columns).distinct().collect())
+    return list(dict.fromkeys(schema_id for schema_id in ids if schema_id is not None))

@@ -21,13 +21,13 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Tra
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
-from game_events.lakehouse.data.columns import COORDINATES, HEADERS, column_map
+from game_events.lakehouse.data.columns import COORDINATES, HEADERS, SOURCE
 from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table, travelling
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, Table, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch, stage_micro_batch
-from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown
+from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown, sources_noted
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.definitions import refuse_misfits, refuse_other_types, refuse_others, report_definitions
 from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info
@@ -35,7 +35,7 @@ from game_events.pipeline.quarantine import ResetList, complete_quarantine, forg
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.sources.factory import not_read
-from game_events.sources.source import MicroBatch, Offsets, SourceSnapshot, plan_micro_batch
+from game_events.sources.source import MicroBatch, Offsets, SourceSnapshot
 from game_events.workers.job import Coordinates, FileStage
 from game_events.workers.results import StagedRows
 
@@ -76,7 +76,7 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
         now = source_to_read(pipeline)
         expired = f"{count_expired(pipeline, now).named(pipeline)} {source.gone_text('are', 'have')}"
         if now.unit > 1:
-            there = f"{sum(now.latest.values()) // now.unit:,} {source.things}"
+            there = f"{sum(now.there.values()):,} {source.things}"
         else:
             named = [f"{p} from {source.offset_name} {o:,}" for p, o in sorted(now.earliest.items())]
             rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
@@ -110,7 +110,8 @@ def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offs
     source = pipeline.source
     # What an archive has is not known before its files are read.
     is_known = source.archive is None or origins is not None
-    stays = not_read({*now.latest, *(origins or ())}) if is_known else F.lit(False)
+    read = {*now.latest, *(origins or ())}
+    stays = not_read(read, sourced=SOURCE in rows.columns) if is_known else F.lit(False)
     lost = source.lost_rows(now, origins)
     if lost is None:
         there = Coordinates(source.reading(MicroBatch(now.earliest, now.latest))).rows(pipeline.spark)
@@ -152,7 +153,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         if not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
             raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
     refuse_other_types(pipeline, bronze)
-    work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))
+    work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), pipeline.column_map(bronze))
     try:
         work.stage()
         archive_schemas(pipeline, report, work.staged)
@@ -173,7 +174,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     sweep(pipeline)
     report_batch(pipeline, report, names_of(bronze), planned, landed, work.staged)
     work.report_lost(report)
-    report.add_read(work.now.earliest, work.end, work.now.unit)
+    report.add_read(work.now.earliest, work.end, work.now.unit_of)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
 
 
@@ -213,7 +214,7 @@ class _FullRefresh:
         self.end = dict(now.earliest)
         for subject in pipeline.source.subjects(now.latest):
             pipeline.catalog.ids_of(subject)
-        while part := plan_micro_batch(now, self.end, now.latest, pipeline.source.batch_limit(self.end)):
+        while part := pipeline.source.plan(now, self.end, now.latest):
             part = replace(part, gaps=(*part.gaps, *pipeline.source.missing(part)))  # counted as expired
             pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.source.things}, {sum(part.lag.values()):,} left")
             staged = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
@@ -232,7 +233,8 @@ class _FullRefresh:
     def _keep_others(self) -> None:
         """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
         schema = pa.schema(self.bronze.schema())
-        rows = read_table(self.pipeline.spark, self.bronze).where(not_read({*self.now.latest, *self.staged.origins}))
+        rows = read_table(self.pipeline.spark, self.bronze)
+        rows = rows.where(not_read({*self.now.latest, *self.staged.origins}, sourced=SOURCE in rows.columns))
         rows = rows.withColumn("_batch", F.lit(self.batch).cast("long")).select(travelling(schema.names))
         files = FileStage(self.pipeline.bronze, schema, HEADERS).write(rows)
         self.staged.bronze += files
@@ -257,7 +259,7 @@ class _FullRefresh:
         advance |= identity(to)
         advance |= self._archive_noted()
         advance |= epochs_unknown(partition for partition in to if partition not in self.end)
-        advance |= epochs_noted(self.now, self.end)
+        advance |= epochs_noted(self.now, self.end) | sources_noted(bronze, self.now)
         advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
         advance |= {Txn.BATCH: self.batch, Txn.INCARNATION: self.batch, Txn.FULL_REFRESH: self.ticket}
 

@@ -29,6 +29,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from game_events.config.several import settings_or_each
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConfigurationError, ConflictError, GameEventsError, first_few
@@ -39,10 +40,9 @@ from game_events.lakehouse.data.columns import (
     COORDINATES,
     FIRST_MESSAGE,
     OWN_COLUMNS,
-    QUARANTINE_COLUMNS,
     QUARANTINE_DESCRIPTION,
     bronze_schema,
-    column_map,
+    own_columns,
 )
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
@@ -54,8 +54,10 @@ from game_events.pipeline.bronze.offsets import (
     epochs_noted,
     epochs_unknown,
     is_gone,
+    known_of_others,
     loss_messages,
     not_there_any_more,
+    sources_noted,
     starting_point,
     went_meanwhile,
 )
@@ -106,23 +108,27 @@ def load_bronze(
     target = until or pipeline.source.snapshot()
     _prepare(pipeline, target, report)
     failures = 0
+    source = pipeline.source
+    plan: OffsetPlan | None = None
     while True:
         # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
         tables = _tables_still_there(pipeline, report)
         is_first = not report.batches and failures == 0
-        now = target if is_first else pipeline.source.snapshot()
-        plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
-        target = replace(target, latest=plan.until)
-        if plan.micro_batch is None:
-            break
+        now = target if is_first else source.snapshot()
+        plan = None
         try:
-            _commit_micro_batch(pipeline, tables, plan, plan.micro_batch, report, one_pass)
-        except (ConflictError, PySparkException, Py4JJavaError) as error:
+            plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
+            target = replace(target, latest=target.latest | plan.until)
+            if plan.micro_batch is not None:
+                _commit_micro_batch(pipeline, tables, plan, plan.micro_batch, report, one_pass)
+        except (GameEventsError, PySparkException, Py4JJavaError) as error:
             failures += 1
-            if not _may_succeed_again(pipeline, plan.micro_batch, error, failures):
+            if not _goes_on(pipeline, plan, error, failures):
                 raise
             continue
-        if max_commits is not None and len(report.batches) >= max_commits:
+        if plan.micro_batch is None and not source.next_turn():
+            break
+        if max_commits is not None and len(report.batches) >= max_commits and not source.takes_turns:
             break
     _report_source(pipeline, plan, report)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
@@ -150,10 +156,24 @@ def _tables_still_there(pipeline: Pipeline, report: RunReport) -> Tables:
     return tables
 
 
+def _goes_on(pipeline: Pipeline, plan: OffsetPlan | None, error: Exception, failures: int) -> bool:
+    """Whether bronze plans again after an error: as it was, or with less of several sources."""
+    part = plan.micro_batch if plan is not None else None
+    try:
+        if part is not None and _may_succeed_again(pipeline, part, error, failures):
+            return True
+    except GameEventsError:  # of a source that does not answer
+        if not pipeline.settings.sources:
+            raise
+    # A rival's commit is no fault of a source.
+    return not isinstance(error, ConflictError) and pipeline.source.sets_aside(error)
+
+
 def _may_succeed_again(pipeline: Pipeline, part: MicroBatch, error: Exception, failures: int) -> bool:
     """Whether a micro-batch that failed is planned again: its plan is outdated, and there are attempts left."""
     # Spark refuses to read fewer records than planned.
-    return failures < ATTEMPTS and (isinstance(error, ConflictError) or went_meanwhile(pipeline, part))
+    by_spark = isinstance(error, PySparkException | Py4JJavaError)
+    return failures < ATTEMPTS and (isinstance(error, ConflictError) or (by_spark and went_meanwhile(pipeline, part)))
 
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
@@ -171,12 +191,13 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         )
     plan = Commit(
         pipeline.bronze,
-        OWN_COLUMNS,
+        own_columns(OWN_COLUMNS, sourced=bool(pipeline.settings.sources)),
         [],
         expect_transactions={},
         set_transactions={p.app: offset for p, offset in start.items()}
         | identity(start)
         | epochs_noted(now, start)
+        | sources_noted(None, now)
         | {Txn.BATCH: 0},
         table_id=None,
         info=batch_info(0, 0, 0, {p: (offset, offset) for p, offset in start.items()}, gaps),
@@ -201,7 +222,7 @@ def _commit_micro_batch(
     batch = counter(bronze, Txn.BATCH) + 1
     pipeline.on_progress(f"bronze: {part.records:,} {pipeline.source.things}, {sum(part.lag.values()):,} left")
     decided = decided_on(pipeline.quarantine, quarantine, part)
-    staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided, one_pass)
+    staged = stage_micro_batch(pipeline, bronze, pipeline.column_map(bronze), part, batch, decided, one_pass)
     _refuse_misfits(pipeline, bronze, staged)
     failpoints.reach("bronze_staged")
     archive_schemas(pipeline, report, staged)
@@ -219,7 +240,7 @@ def _commit_micro_batch(
         one_pass.committed(staged.bronze)
     failpoints.reach("bronze_committed")
     report_batch(pipeline, report, known, planned, landed, staged)
-    report.add_read(part.start, part.end, part.unit)
+    report.add_read(part.start, part.end, part.unit_of)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled, rescued=staged.rescued))
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
     report.warn(*incomplete_records(staged))
@@ -254,14 +275,15 @@ def _planned(
     advance = {partition.app: offset for partition, offset in next_offset.items()}
     advance |= identity(next_offset)
     advance |= archive_noted(bronze, pipeline.source)
-    advance |= epochs_noted(plan.now, part.end) | epochs_unknown(from_archive)
+    advance |= epochs_noted(plan.now, part.end) | epochs_unknown(from_archive) | sources_noted(bronze, plan.now)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
         advance[Txn.QUARANTINE_COMMITS] = counter(quarantine, Txn.MICRO_BATCHES) + 1
 
     read = {partition: (part.start[partition], end) for partition, end in part.end.items()}
-    info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
+    known = {*plan.now.latest, *known_of_others(pipeline.settings, bronze, plan.now)}
+    info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, known)
     return commit_of(pipeline, bronze, staged, expected, advance, info)
 
 
@@ -281,7 +303,7 @@ def commit_of(
     columns: ColumnMap | None = None,
 ) -> Commit:
     """The commit of rows planned from a version of bronze; `columns`: None: its own and those of types that occurred."""
-    columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
+    columns = columns or pipeline.catalog.message_columns(pipeline.column_map(bronze), staged.types)
     expected = {**expected, **as_planned(bronze)}
     advance = {**advance, **marks_to_set(pipeline, bronze)}
     return Commit(
@@ -318,12 +340,15 @@ def report_batch(
 def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> None:
     """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze."""
     source = pipeline.source
-    group = pipeline.settings.consumer_group
+    groups = {one.consumer_group for one in settings_or_each(pipeline.settings)} - {None}
+    group = ", ".join(sorted(map(str, groups)))
     offsets = plan.reached | plan.ends
     report.add(BronzeResult(lag=plan.lag))
+    if pipeline.settings.sources:
+        report.add_failed_sources(source.failures)
     if counts := source.file_counts():
         report.add_files(counts)
-    if group is not None and offsets:
+    if group and offsets:
         try:
             source.commit_group_offsets(group, offsets)
         except GameEventsError as error:
@@ -439,9 +464,10 @@ def commit_undecodable(
     failpoints.reach("quarantine_announced")
     until = next_offsets(quarantine, part.end)
     app = Txn.MICRO_BATCHES
+    columns = pipeline.quarantine_columns()
     plan = Commit(
         pipeline.quarantine,
-        QUARANTINE_COLUMNS,
+        columns,
         staged.quarantine,
         expect_transactions={p.app: until.get(p) for p in part.end} | {app: txn(quarantine, app)},
         set_transactions={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()}
@@ -458,7 +484,7 @@ def commit_undecodable(
         raise
     pipeline.tables.publish(pipeline.quarantine, landed.handle)
     if staged.quarantine:
-        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, counter(bronze, Txn.BATCH) + 1)
+        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, columns, counter(bronze, Txn.BATCH) + 1)
     failpoints.reach("quarantine_committed")
     return begun
 
@@ -506,7 +532,7 @@ def stage_micro_batch(
     catalog.offer(source.schemas())
     # Types to plan for before the first record.
     expected = source.expected_types()
-    expected += catalog.types_of_topics(partition.topic for partition in part.end)
+    expected += catalog.types_of_topics((partition.source, partition.topic) for partition in part.end)
     expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
     keep_raw = pipeline.settings.keep_raw == "all"
     filtered = record_filter(pipeline, bronze)

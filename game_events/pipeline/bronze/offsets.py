@@ -15,13 +15,14 @@ from itertools import groupby
 from deltalake import DeltaTable
 
 from game_events.config.settings import SETTING, Settings
+from game_events.config.several import settings_of_each
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits.transactions import txn
+from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.lakehouse.tables import QUARANTINE, is_silver
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import bronze_commit, next_offsets, offsets_of, topic_id_read
 from game_events.sources.factory import class_of, kind_of
-from game_events.sources.source import Gap, MicroBatch, Offsets, Partition, Source, SourceSnapshot, plan_micro_batch
+from game_events.sources.source import Gap, MicroBatch, Offsets, Partition, Source, SourceSnapshot
 
 #: Newest commits that are searched for one that names the topics: nearly always one small file is read.
 HISTORY = (1, 8, 100)
@@ -54,18 +55,50 @@ def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceS
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
     new = _topics_not_read(now, reached)
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
-    known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
+    each = settings_of_each(settings) or {"": settings}
+    has_pattern = any(one.kafka_topic_pattern is not None for one in each.values())
+    known = topics_known(handle) if new or has_pattern else {}
     if known:
         _refuse_another_source(known, now)
     difference = Changes()
-    if settings.kafka_assign:
-        # Partitions that the settings did not assign before; without the setting an added one is read from 0.
-        difference.start = _starts_of_added(now, reached)
-    for topic, partitions in new.items():
-        _note_new(difference, handle, now, known, topic, partitions)
-    for name in filter(source.wants, sorted(known.keys() - {partition.topic for partition in now.latest})):
-        difference.gaps += _rest(handle, name, known[name].topic_id)
+    # Partitions that the settings did not assign before; without the setting an added one is read from 0.
+    assigned = {name for name, one in each.items() if one.kafka_assign}
+    if assigned:
+        difference.start = _starts_of_added(now.of(lambda partition: partition.source in assigned), reached)
+    for partitions in new.values():
+        _note_new(difference, handle, now, known, partitions)
+    _start_new_sources(difference, source, each, handle, now)
+    # Read under another name of its source, or none, it is no other topic.
+    there = {text for partition in now.latest for text in (partition.place, partition.topic_id)}
+    gone = sorted(place for place, partition in known.items() if there.isdisjoint((place, partition.topic_id)))
+    for place in filter(source.wants, gone):
+        difference.gaps += _rest(handle, known[place])
     return difference
+
+
+def _start_new_sources(
+    difference: Changes, source: Source, each: Mapping[str, Settings], handle: DeltaTable, now: SourceSnapshot
+) -> None:
+    """Topics of a source that bronze has never read, by its name, begin where the source's settings say."""
+    joining = {partition for partition in difference.settle if partition.source and partition in difference.start}
+    for name in sorted({partition.source for partition in joining}):
+        if not counter(handle, Txn.SOURCE.of(name)):
+            of_source = now.of(lambda partition, name=name: partition.source == name)  # type: ignore[misc]
+            begin = _start_of(source, each[name], of_source)
+            difference.start |= {partition: offset for partition, offset in begin.items() if partition in joining}
+
+
+def sources_noted(handle: DeltaTable | None, now: SourceSnapshot) -> dict[str, int]:
+    """`txn` -> value that a commit sets: the sources by name that it was planned with, if they are new."""
+    apps = {Txn.SOURCE.of(partition.source) for partition in now.latest if partition.source}
+    return {app: 1 for app in sorted(apps) if not counter(handle, app)}
+
+
+def known_of_others(settings: Settings, handle: DeltaTable, now: SourceSnapshot) -> list[Partition]:
+    """What bronze knows of the topics of sources that do not answer, so that the next commits still tell it."""
+    others = settings.sources.keys() - {partition.source for partition in now.latest}
+    known = topics_known(handle).values() if others else ()
+    return [partition for partition in known if partition.source in others]
 
 
 def _topics_not_read(now: SourceSnapshot, reached: Offsets) -> dict[tuple[str, str, str], list[Partition]]:
@@ -86,20 +119,20 @@ def _note_new(
     handle: DeltaTable,
     now: SourceSnapshot,
     known: Mapping[str, Partition],
-    topic: tuple[str, str, str],
     partitions: list[Partition],
 ) -> None:
     """Note a topic of which bronze has no offset: it joins, or was recreated. Its partitions are read from the first offset."""
-    name, topic_id, kind = topic
-    before = topic_id_read(handle, name, kind)
-    if before == topic_id:
+    topic = partitions[0]
+    place = topic.place
+    before = topic_id_read(handle, place if topic.has_record_offsets else topic.topic, topic.kind)
+    if before == topic.topic_id:
         return
     difference.settle += partitions
     if before is None:
-        difference.joined.append(name)
+        difference.joined.append(place)
         difference.start |= {partition: now.earliest[partition] for partition in partitions}
-    elif not known or (name in known and known[name].topic_id == before):
-        difference.gaps += _rest(handle, name, before, partitions)
+    elif not known or (place in known and known[place].topic_id == before):
+        difference.gaps += _rest(handle, topic._replace(topic_id=before), partitions)
 
 
 def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) -> None:
@@ -125,7 +158,7 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
 
 def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
     """(Kind, topic) -> id."""
-    return {(partition.kind, partition.topic): partition.topic_id for partition in partitions}
+    return {(partition.kind, partition.place): partition.topic_id for partition in partitions}
 
 
 def _names(ids: Iterable[tuple[str, str]]) -> str:
@@ -134,18 +167,19 @@ def _names(ids: Iterable[tuple[str, str]]) -> str:
 
 
 def topics_known(handle: DeltaTable) -> Mapping[str, Partition]:
-    """Topic -> one of its partitions, by the information of bronze's newest commit that names topics; empty if none is left."""
+    """Place of a topic -> one of its partitions, by bronze's newest commit that names topics; empty if none is left."""
     commits = (bronze_commit(entry) for limit in HISTORY for entry in handle.history(limit))
     return next((commit.known for commit in commits if commit is not None and commit.known), {})
 
 
 def _topic_of(partition: Partition) -> tuple[str, str, str]:
-    return partition.topic, partition.topic_id, partition.kind
+    return partition.place, partition.topic_id, partition.kind
 
 
-def _rest(handle: DeltaTable, topic: str, topic_id: str, partitions: list[Partition] | None = None) -> list[Gap]:
-    reached = offsets_of(handle, topic, topic_id, (partition.number for partition in partitions or ()))
-    return [Gap(topic, topic_id, partition.number, offset, None) for partition, offset in reached.items()]
+def _rest(handle: DeltaTable, topic: Partition, partitions: Iterable[Partition] = ()) -> list[Gap]:
+    """Gaps of what bronze has not read of a topic that is gone; `partitions`: of the one that is there now."""
+    reached = offsets_of(handle, topic.topic, topic.topic_id, (partition.number for partition in partitions))
+    return [Gap(topic.place, topic.topic_id, partition.number, offset, None) for partition, offset in reached.items()]
 
 
 #: Kafka's epochs are 32-bit integers.
@@ -195,10 +229,11 @@ class OffsetPlan:
         until = now.latest | {p: end for p, end in until.items() if p in now.latest}
         refuse_cut_log(source, bronze, now, reached)
         difference = changes(source, settings, bronze, now, reached)
-        batch = plan_micro_batch(now, reached | difference.start, until, limit or source.batch_limit(reached))
+        batch = source.plan(now, reached | difference.start, until, limit)
         if difference.anything:
             # Even without a record to read: bronze learns of the change by the commit.
-            batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | difference.start, unit=now.unit)
+            begin = now.earliest | reached | difference.start
+            batch = batch or MicroBatch({}, {}, now.latest, (), begin, unit=now.unit, units=now.units)
             batch = _with_changes(batch, difference)
         if batch is not None:
             batch = replace(batch, gaps=(*batch.gaps, *source.missing(batch)))
@@ -218,7 +253,7 @@ class OffsetPlan:
         """Partition -> records that remain after the micro-batch."""
         if self.micro_batch is not None:
             return self.micro_batch.lag
-        return {p: max(0, self.now.latest[p] - offset) // self.now.unit for p, offset in self.reached.items()}
+        return {p: max(0, self.now.latest[p] - offset) // self.now.unit_of(p) for p, offset in self.reached.items()}
 
 
 def epochs_noted(now: SourceSnapshot, partitions: Iterable[Partition]) -> dict[str, int]:
@@ -279,18 +314,35 @@ def _epochs_read(bronze: DeltaTable, partitions: Iterable[Partition]) -> dict[Pa
 
 def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
     """Partition -> first offset of a new bronze, by the settings; ConfigurationError if they name one that does not exist."""
-    wanted = pipeline.settings.starting_offsets
-    if pipeline.settings.starting_timestamp is not None or wanted == "earliest":
-        return all_there_is(pipeline, now)
+    parts = _by_settings(pipeline.settings, now)
+    return {p: at for settings, part in parts for p, at in _start_of(pipeline.source, settings, part).items()}
+
+
+def _by_settings(settings: Settings, now: SourceSnapshot) -> list[tuple[Settings, SourceSnapshot]]:
+    """The parts of several sources with the settings of each; without them all there is."""
+    each = settings_of_each(settings)
+    parts = {name: now.of(lambda partition, name=name: partition.source == name) for name in each}  # type: ignore[misc]
+    return [(each[name], part) for name, part in parts.items()] if each else [(settings, now)]
+
+
+def _start_of(source: Source, settings: Settings, now: SourceSnapshot) -> Offsets:
+    wanted = settings.starting_offsets
+    if settings.starting_timestamp is not None or wanted == "earliest":
+        return _since_start(source, settings, now)
     return dict(now.latest) if wanted == "latest" else _named(wanted, now)
 
 
 def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
     """Partition -> first existing offset, of records that are not older than the starting time if one is set."""
-    when = pipeline.settings.starting_timestamp
+    parts = _by_settings(pipeline.settings, now)
+    return {p: at for settings, part in parts for p, at in _since_start(pipeline.source, settings, part).items()}
+
+
+def _since_start(source: Source, settings: Settings, now: SourceSnapshot) -> Offsets:
+    when = settings.starting_timestamp
     if when is None:
         return dict(now.earliest)
-    first = pipeline.source.offsets_at(now.latest, when)
+    first = source.offsets_at(now.latest, when)
     # Records may arrive between the two requests: a partition without one since the starting time begins at its old end.
     return {p: min(max(first.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
 
@@ -326,10 +378,10 @@ def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ..
     With a starting time, expired records cannot be distinguished from skipped ones, so no gap is reported. DataError: there is
     a gap, and the setting does not allow to skip it.
     """
-    if pipeline.settings.starting_timestamp is not None:
-        return ()
-    first = {partition: offset for partition, offset in sorted(now.earliest.items()) if offset and partition.has_record_offsets}
-    gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, offset) for partition, offset in first.items())
+    parts = [part for settings, part in _by_settings(pipeline.settings, now) if settings.starting_timestamp is None]
+    earliest = sorted((partition, offset) for part in parts for partition, offset in part.earliest.items())
+    first = {partition: offset for partition, offset in earliest if offset and partition.has_record_offsets}
+    gaps = tuple(Gap(partition.place, partition.topic_id, partition.number, 0, offset) for partition, offset in first.items())
     what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
     refuse_unless_recorded(pipeline.settings, gaps, None, what)
     return gaps
@@ -354,7 +406,7 @@ def refuse_unless_recorded(
 def _recreated(gaps: tuple[Gap, ...], there: Iterable[Partition]) -> str:
     """Sentences about the topics of the gaps that are there again, with other ids."""
     gone = {gap.topic for gap in gaps if gap.end is None}
-    ids = sorted({(partition.topic, partition.topic_id) for partition in there if partition.topic in gone})
+    ids = sorted({(partition.place, partition.topic_id) for partition in there if partition.place in gone})
     return "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
 
 

@@ -88,6 +88,12 @@ def fresh(pipeline: Pipeline, now: float | None = None) -> CheckResult:
     counts: dict[str, int | float | str] = {"seconds_since_last_commit": round(last.age_at(now), 1), "freshness_s": allowed}
     if newest is not None:
         counts["seconds_since_newest_record"] = round(now - newest.timestamp(), 1)
+    ages = {name: came.age_at(now) for name, came in last_by_source(pipeline, handle.version()).items()}
+    counts |= {f"seconds_since_{name}": round(age, 1) for name, age in sorted(ages.items())}
+    silent = [f"{name} for {age:,.0f} s or longer" for name, age in sorted(ages.items()) if age > allowed]
+    if last.age_at(now) <= allowed and silent:
+        summary = f"no records came from {first_few(silent, SHOWN)}, {allowed} s are allowed; the other sources are fresh"
+        return CheckResult(FRESH, "bronze", False, summary, counts, version=handle.version())
     if last.age_at(now) <= allowed:
         return CheckResult(FRESH, "bronze", True, last.text_at(now), counts, version=handle.version())
     why = _likely_cause(pipeline, handle, counts)
@@ -99,7 +105,7 @@ def _likely_cause(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int 
     try:
         seen = pipeline.source_snapshot()
         read = next_offsets(handle, seen.latest)
-        unread = sum(max(0, end - read.get(p, seen.earliest[p])) for p, end in seen.latest.items()) // seen.unit
+        unread = sum(max(0, end - read.get(p, seen.earliest[p])) // seen.unit_of(p) for p, end in seen.latest.items())
     except GameEventsError as error:
         return f"the topic cannot be read: {error}"
     counts["unread_records"] = unread
@@ -125,6 +131,24 @@ def last_records(bronze: Table, version: int) -> LastRecords | None:
             return LastRecords(oldest, "no records were read since the table was created {} ago")
     # Maintenance deletes old log entries: without new records also that of the last commit with records.
     return None if oldest is None else LastRecords(oldest, "no records came for {} or longer")
+
+
+def last_by_source(pipeline: Pipeline, version: int) -> dict[str, LastRecords]:
+    """Source in `SOURCES` -> time of its last records, or of the oldest commit that was looked at; empty without `SOURCES`."""
+    waiting = set(pipeline.settings.sources)
+    last: dict[str, LastRecords] = {}
+    infos = TableLog(pipeline.bronze).infos(version, version - HISTORY) if waiting else ()
+    oldest: datetime | None = None
+    for info in infos:
+        if "timestamp" in info:
+            oldest = datetime.fromtimestamp(int(info["timestamp"]) / 1000, UTC)
+        note = bronze_commit(info)
+        if note is None or oldest is None:
+            continue
+        read = {partition.source for partition, (start, end) in (note.offsets or {}).items() if end > start} & waiting
+        last |= dict.fromkeys(read, LastRecords(oldest))
+        waiting -= read
+    return last | dict.fromkeys(waiting if oldest is not None else (), LastRecords(oldest or datetime.now(UTC)))
 
 
 def _newest_record(handle: DeltaTable) -> datetime | None:
@@ -280,17 +304,18 @@ def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[s
     faults: list[str] = []
     # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
-    reached: dict[Partition, int] = {}
+    reached: dict[str, tuple[Partition, int]] = {}
     for commit in commits:
         faults += _too_many_records(commit)
         for partition, (start, end) in (commit.offsets or {}).items():
-            last = reached.get(partition, start)
-            if start != last and (*partition[:3], last, start) not in recorded:
+            # By the transaction, in which a source may have another name by now, or none.
+            _, last = reached.get(partition.app, (partition, start))
+            if start != last and (partition.place, *partition[1:3], last, start) not in recorded:
                 what = "were left out" if start > last else "were read twice"
                 places = f"offsets {min(start, last)} to {max(start, last)}"
                 faults.append(f"{partition}: {places} {what} before batch {commit.batch}")
-            reached[partition] = end
-    return faults + _end_faults(handle, reached)
+            reached[partition.app] = (partition, end)
+    return faults + _end_faults(handle, dict(reached.values()))
 
 
 def _end_faults(handle: DeltaTable, reached: Mapping[Partition, int]) -> list[str]:

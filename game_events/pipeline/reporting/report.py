@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from game_events.pipeline.reporting.result import (
     TableReport,
 )
 from game_events.rules import Rule
-from game_events.sources.source import Offsets
+from game_events.sources.source import Offsets, Partition
 from game_events.workers.results import Arrivals, RuleCounts, merge_all, merged_fields
 
 
@@ -68,6 +68,11 @@ class RunReport(RunResult):
     def add_seconds(self, layer: str, seconds: float) -> None:
         """Add the duration of a step."""
         self.add(LayerResult(seconds={layer: seconds}))
+
+    def add_failed_sources(self, failures: Mapping[str, str]) -> None:
+        """Add what sources are left out at the end of a step, and why: the others were read."""
+        notices = [f"source {name} was left out, the next run catches up: {why}" for name, why in failures.items()]
+        self.add(BronzeResult(left_out=dict(failures), notices=notices))
 
     def add_failed(self, layer: str, table: Table, why: str, game: str | None = None) -> None:
         """Add a table that could not be changed."""
@@ -124,9 +129,9 @@ class RunReport(RunResult):
         unchanged = [replace(t, rows=0, dropped=0, quarantined=0, duplicates=0, violations=None) for t in made]
         self.add(LayerResult(tables=[replace(t, new=True) for t in unchanged]))
 
-    def add_read(self, start: Offsets, end: Offsets, unit: int = 1) -> None:
-        """Add the offsets of a micro-batch; `unit`: offsets per record."""
-        self.add(BronzeResult(offsets={split: (start[split] // unit, to // unit) for split, to in end.items()}))
+    def add_read(self, start: Offsets, end: Offsets, unit_of: Callable[[Partition], int] = lambda _: 1) -> None:
+        """Add the offsets of a micro-batch; `unit_of`: offsets per record of a partition."""
+        self.add(BronzeResult(offsets={p: (start[p] // unit_of(p), to // unit_of(p)) for p, to in end.items()}))
 
     def add_files(self, counts: Counter[str]) -> None:
         """Add what a source of files has counted since the last call, with warnings of files that are not read."""

@@ -391,6 +391,7 @@ class BronzeResult(LayerResult):
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
         rescued: topic without a schema -> rows with values that do not fit their columns, and are in `_rescued` (`decoding`).
         definitions: column -> how its values are computed (settings `entity`, `key`, `time`, `entity_names`, `entity_aliases`).
+        left_out: source in `SOURCES` that failed -> why; the others were read. None: there is one source, or it was not read.
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -443,6 +444,7 @@ class BronzeResult(LayerResult):
     definitions: Mapping[str, str] = merged(
         or_, dict, json=lambda made: dict(made) or None, asset=(Layer.BRONZE, "definitions", dict)
     )
+    left_out: Mapping[str, str] | None = merged(newest, NoneType, json=None)
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 
 
@@ -522,8 +524,8 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
 
     @property
     def success(self) -> bool:
-        """Nothing failed."""
-        return not self.errors
+        """Nothing failed, and no source was left out."""
+        return not self.errors and not self.left_out
 
     @property
     def is_empty(self) -> bool:
@@ -534,7 +536,7 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     @property
     def topics(self) -> list[str]:
         """Topics that were read."""
-        return sorted({partition.topic for partition in self.offsets})
+        return sorted({partition.place for partition in self.offsets})
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
@@ -549,7 +551,9 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
             "tables": {t.table: t.location for t in committed},
         }
-        return shown | self._json_of_fields() | {key: part.to_dict() for key, part in self.parts.items()}
+        return (
+            shown | self._json_of_fields() | self._json_of_sources() | {key: part.to_dict() for key, part in self.parts.items()}
+        )
 
     def _rows_by_game(self, committed: Iterable[TableReport]) -> dict[str, dict[str, int]]:
         """Game -> layer -> committed rows; nothing for a game whose tables failed."""
@@ -558,6 +562,32 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
             if table.game:
                 games[table.game][table.layer] = table.rows
         return games
+
+    def _json_of_sources(self) -> dict[str, object]:
+        """What was read of each source, what is left, and why one was left out; nothing if there is one without a name."""
+        by_source = self.by_source
+        return {"sources": by_source} if by_source else {}
+
+    @property
+    def by_source(self) -> dict[str, dict[str, int | str]]:
+        """Source in `SOURCES` -> records (offsets) read, left to read, lost before they were read; why it was left out."""
+        if self.left_out is None:
+            return {}
+        found: dict[str, dict[str, int | str]] = {}
+        counts: list[tuple[str, str, int]] = [
+            *((partition.source, "read", end - start) for partition, (start, end) in self.offsets.items()),
+            *((partition.source, "lag", lag) for partition, lag in self.lag.items()),
+            *((gap.topic.partition("/")[0], "lost", gap.offsets or 0) for gap in self.gaps),
+        ]
+        read = {partition.source for partition in (*self.offsets, *self.lag)}
+        named = (read | set(self.left_out)) - {""}
+        for name, what, count in counts:
+            if name in named:
+                of_source = found.setdefault(name, {})
+                of_source[what] = int(of_source.get(what, 0)) + count
+        for name, why in self.left_out.items():
+            found.setdefault(name, {})["left_out"] = why
+        return dict(sorted(found.items()))
 
     def _json_of_fields(self) -> dict[str, object]:
         """Field -> its value, of the fields that say how they are shown."""

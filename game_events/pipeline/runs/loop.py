@@ -22,6 +22,7 @@ from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_even
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
+from game_events.config.several import settings_or_each
 from game_events.errors import ReadOnlyError, TransientError, first_line
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
@@ -124,6 +125,7 @@ class LoopReport:
     def summary(self) -> str:
         """One line."""
         parts = [f"{self.total.rows('bronze'):,} rows in {self.cycles:,} cycles", f"lag {sum(self.total.lag.values()):,}"]
+        parts += [f"source {name} left out ({why})" for name, why in (self.total.left_out or {}).items()]
         for layer in ("silver", "gold"):
             times = self.total.latency.get(layer)
             if times is not None and times.total:
@@ -351,7 +353,7 @@ def idle_report(
     A run after one that did not succeed is made in any case, as its success shows that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
-    if class_of(settings).run_looks or settings.catalog is not None:
+    if any(class_of(one).run_looks for one in settings_or_each(settings)) or settings.catalog is not None:
         return None
     met: list[str] = []
 

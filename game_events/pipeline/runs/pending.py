@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings
+from game_events.config.several import settings_of_each
 from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.log import FOLDER
@@ -56,6 +57,7 @@ class PipelineLag:
         batch: bronze's last batch; `floors`: layer -> batch up to which the layer is complete.
         failed: games that a layer has to retry; without those that the allow list lacks.
         let_in: the settings let in names that they left out before: their rows may be due.
+        failures: source that does not answer -> why; the others have.
     """
 
     name: str
@@ -68,6 +70,7 @@ class PipelineLag:
     floors: dict[str, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
     let_in: bool = False
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total_lag(self) -> int:
@@ -112,9 +115,10 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     bronze = lakehouse.table(BRONZE).open_to_read()
     if bronze is None:
         # The first run decides where it starts: only records that exist already can wait for it.
-        earliest = settings.starting_offsets == "earliest"
-        lag = {p: (seen.latest[p] - seen.earliest[p]) // seen.unit if earliest else 0 for p in seen.latest}
-        return PipelineLag(name, seen, seen.earliest, lag, made=earliest)
+        each = settings_of_each(settings) or {"": settings}
+        earliest = {name for name, one in each.items() if one.starting_offsets == "earliest"}
+        lag = {p: records if p.source in earliest else 0 for p, records in seen.there.items()}
+        return PipelineLag(name, seen, seen.earliest, lag, made=bool(earliest), failures=source.failures)
     # A partition that bronze never read is read from its start: also an added one, and all of a recreated topic.
     known = next_offsets(bronze, seen.latest)
     reached = seen.earliest | known
@@ -124,13 +128,14 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
         name,
         seen,
         reached,
-        lag={p: max(0, end - reached[p]) // seen.unit for p, end in seen.latest.items()},
+        lag={p: max(0, end - reached[p]) // seen.unit_of(p) for p, end in seen.latest.items()},
         made=not changes(source, settings, bronze, seen, known).anything,
         ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
         batch=counter(bronze, Txn.BATCH),
         floors={layer: state.floor(layer) for layer in DOWNSTREAM},
         failed=tuple(sorted({game for _, game in state.failed} - state.held(admission))),
         let_in=not state.left_out.covers(admission),
+        failures=source.failures,
     )
 
 
@@ -182,7 +187,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
 
 def _records(now: SourceSnapshot, start: Offsets, end: Offsets) -> Offsets:
     """Partition -> number of records in a range, if any."""
-    return {p: (last - start[p]) // now.unit for p, last in end.items() if last > start[p]}
+    return {p: (last - start[p]) // now.unit_of(p) for p, last in end.items() if last > start[p]}
 
 
 def left_out_until_now(games: Mapping[str, int]) -> str:

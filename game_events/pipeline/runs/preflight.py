@@ -27,12 +27,13 @@ from game_events.config.names import measures
 from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
+from game_events.config.several import registry_names, settings_of_each, settings_or_each
 from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
 from game_events.lakehouse.commits.transactions import BronzeIdentity
-from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, has_decoded_columns
+from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, has_decoded_columns, id_of_row, is_sourced
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.storage import is_remote, refuse_unsafe_store
 from game_events.lakehouse.system_tables import read_events
@@ -106,7 +107,8 @@ def run_checks(
             begun[other].result()
         return checks[name]()
 
-    for name in filter(checks.__contains__, WAITING):
+    # Those of one of several sources have its name behind the check's.
+    for name in [name for name in checks if name in WAITING or name.startswith(tuple(f"{known} " for known in WAITING))]:
         begun[name] = begin_call(partial(after_its_needs, name), name)
     for name, check in checks.items():
         failed = [result.check for result in results.values() if not result.ok]
@@ -131,22 +133,32 @@ def _made(name: str, check: Check, settings: Settings) -> PreflightResult:
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
     """Checks of the environment."""
-    source = class_of(settings)
-    sources: dict[str, Check] = {source.check_name: lambda: make_source(settings, WAIT_S).check()}
-    if _may_have_subjects(settings):
-        sources["schema registry"] = lambda: _registry(settings)
     return {
         "settings": _settings,
         "java": lambda: str(find_java()),
         "java parts": lambda: f"{len(spark_jars())} jars for Spark, as they are pinned",
-        **sources,
+        **_source_checks(settings),
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
-        **({"decoding": lambda: _decoding(settings)} if settings.decoding else {}),
+        **({"decoding": lambda: _decoding(settings)} if any(one.decoding for one in settings_or_each(settings)) else {}),
         "lakehouse": lambda: _writable(settings),
         "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
         "tables": lambda: _tables(Lakehouse.of(settings)) + _no_room(settings),
         **{name: check for checks in parts("doctor") for name, check in checks(settings).items()},
     }
+
+
+def _source_checks(settings: Settings) -> dict[str, Check]:
+    """Checks of what is read, and of its registry; those of several sources have their names."""
+    checks: dict[str, Check] = {}
+    for name, one in (settings_of_each(settings) or {"": settings}).items():
+        checks[f"{class_of(one).check_name} {name}".strip()] = partial(_source, one)
+        if _may_have_subjects(one):
+            checks[f"schema registry {name}".strip()] = partial(_registry, one)
+    return checks
+
+
+def _source(settings: Settings) -> str:
+    return make_source(settings, WAIT_S).check()
 
 
 def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
@@ -163,8 +175,13 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     def plan() -> tuple[str, Mapping[str, object]]:
         pending = backlog(pipeline)
         records = {str(p): n for p, n in sorted(pending.records.items())}
-        data = {"records": records, "games": pending.games, "rows_waiting": pending.rows}
-        return str(pending), data | {"left_out_until_now": dict(pending.readmitted)}
+        data: dict[str, object] = {"records": records, "games": pending.games, "rows_waiting": pending.rows}
+        data["left_out_until_now"] = dict(pending.readmitted)
+        failures = pipeline.source.failures
+        if not failures:
+            return str(pending), data
+        named = "; ".join(f"{name}: {why}" for name, why in failures.items())
+        return Hint(f"{pending}; the run would be without {named}"), data | {"sources_left_out": dict(failures)}
 
     return {"selection": selection, "plan": plan}
 
@@ -206,12 +223,19 @@ def _registry(settings: Settings) -> str:
 
 def _decoding(settings: Settings) -> str:
     """What is used for each topic without frames; a hint for topics that are not read."""
-    catalog = SchemaCatalog(SchemaRegistry(settings, WAIT_S, retries=0), Lakehouse.of(settings))
-    rules = TopicRules.of_settings(settings)
-    named = NamedSchemas(rules, SchemaRegistry(settings, WAIT_S, retries=0), catalog)
-    text = "; ".join(named.described(name, rule) for name, rule in (*rules.exact.items(), *rules.patterns))
-    idle = sorted(rules.exact.keys() - set(settings.kafka_topics)) if settings.kafka_topics else []
-    return Hint(f"{text}; no topic of the settings is {', '.join(idle)}") if idle else text
+    texts = []
+    idle: set[str] = set()
+    for source, one in (settings_of_each(settings) or {"": settings}).items():
+        registry = SchemaRegistry(one, WAIT_S, retries=0)
+        rules = TopicRules.of_settings(one)
+        named = NamedSchemas(rules, registry, SchemaCatalog(registry, Lakehouse.of(settings)))
+        described = (named.described(name, rule) for name, rule in (*rules.exact.items(), *rules.patterns))
+        texts += [f"{source}/{text}" if source else text for text in described]
+        idle |= rules.exact.keys()
+    topics = {topic for one in settings_or_each(settings) for topic in one.kafka_topics}
+    idle -= topics
+    text = "; ".join(texts)
+    return Hint(f"{text}; no topic of the settings is {', '.join(sorted(idle))}") if idle and topics else text
 
 
 def _message_types(settings: Settings) -> str:
@@ -230,7 +254,7 @@ def _message_types(settings: Settings) -> str:
 def _known_types(settings: Settings) -> set[str]:
     """Message types of the archived schemas, and of those of the topics' subjects."""
     lakehouse = Lakehouse.of(settings)
-    catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
+    catalog = SchemaCatalog(class_of(settings).lookup(settings, SchemaRegistry(settings)), lakehouse)
     ids = set(SchemaArchive(lakehouse).digests())
     if _may_have_subjects(settings):
         ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}
@@ -291,6 +315,7 @@ def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResu
     """Check the environment and the SQL of rules, for which alone Spark starts, then more; nothing is changed."""
     checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | more
     registry = ("schema registry", "kafka") if _subjects_need_broker(pipeline.settings) else ("schema registry",)
+    # Of several sources one may fail: names without a source are none of these checks.
     needs = {"plan": ("kafka", "tables"), "message types": registry, "schemas": registry}
     return run_checks(checks, pipeline.settings, needs)
 
@@ -391,12 +416,16 @@ def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
     handle = pipeline.open_quarantine()
     if handle is None:
         return set()
-    rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch", *SCHEMA_COLUMNS])
+    of_ids = [*SCHEMA_COLUMNS, *([SOURCE] if is_sourced(handle) else [])]
+    rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch", *of_ids])
     reasons = pa.array([str(Reason.BAD_SCHEMA), str(Reason.REGISTRY_CHANGED)])
     rows = rows.filter(pc.and_(pc.is_null(rows["replayed_batch"]), pc.is_in(rows["reason"], reasons)))
     rows_by_id: Counter[SchemaId] = Counter()
-    for name in set(SCHEMA_COLUMNS) & set(rows.column_names):
-        rows_by_id += _counts(rows[name].drop_null())
+    counted = rows.group_by(of_ids).aggregate([([], "count_all")])
+    for number, *row in zip(*(counted[name].to_pylist() for name in ("count_all", *of_ids)), strict=True):
+        schema_id = id_of_row(*row, registries=registry_names(pipeline.settings))
+        if schema_id is not None:
+            rows_by_id[schema_id] += number
     return {schema_id for schema_id, _ in rows_by_id.most_common(VERSIONS)}
 
 

@@ -25,7 +25,7 @@ _REFERENCES = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text"
 SCHEMA = schema_of(
     registry=(pa.string(), "Address of the registry that the text is from"),
     schema_id=(pa.int64(), "Id in the registry"),
-    schema_guid=(pa.string(), "GUID, of schemas that records name by one"),
+    schema_guid=(pa.string(), "GUID, of schemas that records name by one; us/7: id 7 in the registry of the source us"),
     format=(pa.string(), "PROTOBUF, AVRO or JSON"),
     text=(pa.string(), "Schema text as the registry had it"),
     references=(_REFERENCES, "Schemas that it refers to, with their texts"),
@@ -133,11 +133,11 @@ def registry_changed(schema_id: SchemaId, changed: str, registry: str, uri: str)
 
 
 def _row(schema: RegistrySchema, registry: str) -> Mapping[str, object]:
-    number, guid = SchemaRef.of(schema.schema_id)
+    is_number = isinstance(schema.schema_id, int)
     return {
         "registry": registry,
-        "schema_id": number,
-        "schema_guid": guid,
+        "schema_id": schema.schema_id if is_number else None,
+        "schema_guid": None if is_number else schema.schema_id,
         "format": schema.format,
         "text": schema.text,
         "references": [{"name": name, "text": text} for name, text in schema.references],

@@ -30,7 +30,7 @@ from game_events.decoding.decoder import (
     first_decoders,
     json_title,
 )
-from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, ordered
+from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, bare, ordered, registry_of
 from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -108,7 +108,7 @@ class _Subject:
 
     ask_again: float = 0.0
     numbers: list[int] | None = None
-    ids: dict[int, int] = field(default_factory=dict)
+    ids: dict[SchemaId, int] = field(default_factory=dict)
 
 
 class SchemaCatalog:
@@ -138,6 +138,8 @@ class SchemaCatalog:
         `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         self._registry = registry
+        #: Source -> name of its registry in ids.
+        self.registries = registry.registries
         self._archive = SchemaArchive(lakehouse)
         self._known = {i: _Known(digests) for i, digests in self._archive.digests().items()}
         self._used: RecentlyUsed[SchemaId] = RecentlyUsed()
@@ -157,12 +159,12 @@ class SchemaCatalog:
         self._named: NamedSchemas | None = None
         self._grown: dict[str, str] = {}
 
-    def expected_ids(self, subject: str) -> list[int]:
+    def expected_ids(self, subject: str) -> list[SchemaId]:
         """Ids of a subject to plan for: those that have occurred, or all if none has, as each planned id makes columns."""
         ids = self.ids_of(subject)
         return [i for i in ids if i in self._known and self._known[i].digests] or ids
 
-    def ids_of(self, subject: str) -> list[int]:
+    def ids_of(self, subject: str) -> list[SchemaId]:
         """Ids of all versions of a subject, to plan for them before their first record; empty while the registry is down.
 
         The registry is asked at most every `IDS_S` seconds; a newer version is found by its first record.
@@ -182,8 +184,6 @@ class SchemaCatalog:
 
     def version_of(self, schema_id: SchemaId) -> tuple[str, int] | None:
         """Subject and version of an id at the last `ids_of`; no request."""
-        if not isinstance(schema_id, int):
-            return None
         return next(((subject, s.ids[schema_id]) for subject, s in self._subjects.items() if schema_id in s.ids), None)
 
     def unknown_ids(self) -> set[SchemaId]:
@@ -271,7 +271,8 @@ class SchemaCatalog:
         changed = difference(archived, schema)
         if changed is not None:
             known.forget()
-            said = registry_changed(schema.schema_id, changed, self._registry.url, self._archive.uri)
+            url = self._registry.url_of(schema.schema_id)
+            said = registry_changed(schema.schema_id, changed, url, self._archive.uri)
             known.compiled = RegistryChangedError(said)
             return known
         # Perhaps the registry had lost a reference when this id was archived.
@@ -287,8 +288,8 @@ class SchemaCatalog:
         return compiled
 
     def _no_such_id(self, schema_id: SchemaId) -> str:
-        said = f"the registry {self._registry.url} has no schema with id {schema_id}"
-        if schema_id == 0:
+        said = f"the registry {self._registry.url_of(schema_id)} has no schema with id {schema_id}"
+        if bare(schema_id) == 0:
             said += (
                 ", which no registry issues: are these ids of 8 bytes, as Apicurio's serializers write them? That is another "
                 "wire format: let the producer write ids of 4 bytes (apicurio.registry.id-handler)"
@@ -308,6 +309,10 @@ class SchemaCatalog:
         if isinstance(decoder, DataError):
             raise decoder
         return decoder
+
+    def is_known(self, schema_id: SchemaId) -> bool:
+        """Whether the archive has this id, or it was asked for; no request."""
+        return schema_id in self._known or schema_id in self._added
 
     def knows(self, schema_id: SchemaId) -> bool:
         """Whether the registry or the archive has this id now: unknown ids are requested again."""
@@ -354,8 +359,8 @@ class SchemaCatalog:
         """Schemas that the settings name for topics without frames; None: there are no such topics."""
         return self._named
 
-    def types_of_topics(self, topics: Iterable[str]) -> list[TypeKey]:
-        """Types to plan for before the first record of these topics, of those without frames; raises as `NamedSchemas`."""
+    def types_of_topics(self, topics: Iterable[tuple[str, str]]) -> list[TypeKey]:
+        """Types to plan for before the first record of these topics, each with its source; raises as `NamedSchemas`."""
         return [] if self._named is None else self._named.types_of(topics)
 
     def look_up_names(self, names: Collection[SchemaName], room: int) -> int:
@@ -371,7 +376,10 @@ class SchemaCatalog:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
         used = [(i, self._known[i]) for i in sorted(set(schema_ids), key=ordered) if i in self._known]
         new = [known.schema for _, known in used if known.schema is not None and not known.digests]
-        added = list(self._archive.add(new, self._registry.url)) if new else []
+        by_registry = defaultdict[str, list[RegistrySchema]](list)
+        for schema in new:
+            by_registry[self._registry.url_of(schema.schema_id)].append(schema)
+        added = [schema_id for url, schemas in by_registry.items() for schema_id in self._archive.add(schemas, url)]
         for schema_id, known in used:
             if known.schema is not None and not known.digests:
                 known.digests = {known.schema.digest}
@@ -460,13 +468,14 @@ class SchemaCatalog:
             named,
             topics,
             self._definitions,
+            self.registries,
         )
 
     def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:
         """The schema of a topic without one, or of the attributes of CloudEvents, and the columns with those of it."""
         if inferred_id(topic) == cloudevents.TYPE_ID:
             return InferredSchema(cloudevents.TYPE_ID, "{}"), columns.with_message(cloudevents.TYPE_ID, cloudevents.FIELDS)
-        rule = self._named.rules.of(topic) if self._named is not None else None
+        rule = self._named.rules.inferred(topic) if self._named is not None else None
         documents = rule.documents if rule is not None else TopicDocuments()
         return planned(columns, inferred_id(topic), self._grown.get(topic), documents, self._max_columns)
 
@@ -479,7 +488,8 @@ class SchemaCatalog:
                 known.json_name = json_title(self._text(schema_id, known))
             if known.json_name is None:
                 version = self.version_of(schema_id)
-                known.json_name = version[0] if version is not None else self._registry.subject_of(schema_id)
+                subject = version[0] if version is not None else self._registry.subject_of(schema_id)
+                known.json_name = subject and subject.removeprefix(f"{registry_of(schema_id)}/")
         return known.json_name
 
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:

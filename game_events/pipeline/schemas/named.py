@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from game_events.decoding.decoder import TypeKey
-from game_events.decoding.frame import IndexPath, Reason, SchemaId
+from game_events.decoding.frame import IndexPath, Reason, SchemaId, named
 from game_events.decoding.projection import CompiledSchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.unframed import cloudevents
@@ -41,16 +41,16 @@ class NamedSchemas:
         self._refused: dict[SchemaName, Refusal] = {}
         self._until: dict[SchemaName, float] = {}
 
-    def types_of(self, topics: Iterable[str]) -> list[TypeKey]:
-        """Types to plan for before the first record of these topics.
+    def types_of(self, topics: Iterable[tuple[str, str]]) -> list[TypeKey]:
+        """Types to plan for before the first record of these topics, each with its source.
 
         Raises:
             ConfigurationError: a rule names a file or a subject that is not there, or that does not fit the rule.
             TransientError: the registry does not answer.
         """
         types: list[TypeKey] = []
-        for topic in sorted(set(topics)):
-            rule = self.rules.of(topic)
+        for source, topic in sorted(set(topics)):
+            rule = self.rules.of(topic, source)
             if rule is None:
                 continue
             if rule.cloudevents:
@@ -58,20 +58,22 @@ class NamedSchemas:
             if rule.schema is None:
                 types.append((inferred_id(topic), ()))
             elif rule.name is not None:
-                self.require(topic, rule, rule.name)
-                types += [self._keys[rule.name]] if rule.name in self._keys else []
+                name = rule.name.within(self._catalog.registries.get(source, ""))
+                self.require(topic, rule, name)
+                types += [self._keys[name]] if name in self._keys else []
         return types
 
-    def described(self, name: str, rule: TopicRule) -> str:
+    def described(self, name: str, rule: TopicRule, registry: str = "") -> str:
         """What is used for a topic, or topics of a pattern, after a try; raises as `types_of`."""
         text = f"{name}: {rule}"
         if rule.name is None:
             return text if rule.schema is not None else f"{text}, columns are inferred"
-        if self.require(name, rule, rule.name) is None:
-            refused = self._refused.get(rule.name)
+        schema = rule.name.within(registry)
+        if self.require(name, rule, schema) is None:
+            refused = self._refused.get(schema)
             why = refused[1] if refused is not None else "its newest version does not compile"
             return f"{text}: {why}: records are quarantined as BAD_SCHEMA"
-        schema_id, path = self._keys[rule.name]
+        schema_id, path = self._keys[schema]
         return f"{text}: schema id {schema_id}, {self._catalog.require(schema_id).name_of(path) or 'no name'}"
 
     def require(self, topic: str, rule: TopicRule, name: SchemaName) -> CompiledSchema | None:
@@ -124,7 +126,7 @@ class NamedSchemas:
             self._refused[name] = (Reason.UNKNOWN_SCHEMA, self._no_such(name))
         else:
             self._take(name, schema_id)
-        self._until[name] = now + (ANSWER_S if name in self._formats else RECORDS_S)
+        self._until[name] = now + (ANSWER_S if name._replace(registry="") in self._formats else RECORDS_S)
 
     def _take(self, name: SchemaName, schema_id: SchemaId) -> None:
         compiled = self._catalog.compiled(schema_id)
@@ -142,10 +144,14 @@ class NamedSchemas:
         if f"{kind}:" == FILE:
             return self._of_file(Path(value), self._formats[name])
         if f"{kind}:" == ID:
-            return int(value) if value.isdigit() else value
+            written: SchemaId = int(value) if value.isdigit() else value
+            # A GUID may be that of a file, which is of no registry.
+            return written if self._catalog.is_known(written) and not value.isdigit() else named(name.registry, written)
         subject, _, version = value.partition("@")
-        if name.stored is not None and name.stored in self._catalog.ids_of(subject):
-            return name.stored
+        subject = f"{name.registry}/{subject}" if name.registry else subject
+        stored = None if name.stored is None else named(name.registry, name.stored)
+        if stored is not None and stored in self._catalog.ids_of(subject):
+            return stored
         return self._registry.id_of(subject, int(version) if version else None)
 
     def _of_file(self, path: Path, kind: str) -> SchemaId:

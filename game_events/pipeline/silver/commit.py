@@ -20,7 +20,7 @@ from game_events.lakehouse.commits.transactions import (
     txn,
     txns,
 )
-from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
+from game_events.lakehouse.data.columns import COORDINATES
 from game_events.lakehouse.data.reading import BATCH_INFO, files_with
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.staging import discard
@@ -129,7 +129,8 @@ def _commit_decisions(
     report.add(LayerResult(rejected=reasons))
     if reasons or rewritten.paths:
         with_rows = replace(landed, rows=reasons.total())
-        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+        columns = source.pipeline.quarantine_columns()
+        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, columns, source.batch)
     return moved
 
 

@@ -8,6 +8,7 @@ while the webhook is away; it skips runs without a remote origin, as those of th
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -330,6 +331,10 @@ def lag_alert(lag: PipelineLag, threshold: int, cursor: AlertCursor) -> Iterator
     counts = {"lag": records, "threshold": threshold, "partitions": len(lag.seen.latest)}
     if not cursor.lag_is_high and records >= threshold:
         text = f"{lag.name}: {records:,} records are not read yet (alert at {threshold:,})"
+        by_source = Counter[str]()
+        for partition, waiting in lag.lag.items():
+            by_source[partition.source] += waiting if partition.source else 0
+        counts |= {f"lag_{name}": waiting for name, waiting in sorted((+by_source).items())}
         yield Alert(id=at, event="lag_high", severity="warning", summary=text, counts=counts)
         cursor.lag_is_high = True
     elif cursor.lag_is_high and records * 2 < threshold:

@@ -130,7 +130,7 @@ def _place(uri: str) -> tuple[str, str]:
 def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDataset:
     """Input that was read: a topic, a folder of files, or another pipeline's table."""
     namespace, name = _place(class_of(settings).address(settings, topic))
-    rows = sum(end - start for partition, (start, end) in report.offsets.items() if partition.topic == topic)
+    rows = sum(end - start for partition, (start, end) in report.offsets.items() if partition.place == topic)
     statistics = ol.input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
     source = ol.datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
     return InputDataset(namespace, name, facets={"dataSource": source}, inputFacets={"inputStatistics": statistics})

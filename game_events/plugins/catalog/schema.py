@@ -13,8 +13,7 @@ from game_events.decoding.columns import kept_columns, type_name
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.columns import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse, existing_table
-from game_events.plugins.catalog.schema_history import NOTHING, Change, ColumnOrigin, SchemaHistory, origins
-from game_events.schema_registry import SchemaRegistry
+from game_events.plugins.catalog.schema_history import NOTHING, Change, ColumnOrigin, SchemaHistory, origins, registry_of
 from game_events.sources.factory import subjects
 
 
@@ -44,7 +43,7 @@ def _history(subject: str | None) -> SchemaHistory:
     named = [subject] if subject else subjects(settings)
     if len(named) != 1:
         raise ConfigurationError(f"there are {len(named)} subjects: choose one with --subject ({', '.join(named)})")
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), named[0], kept_columns(settings))
+    return SchemaHistory(registry_of(settings), Lakehouse.of(settings), named[0], kept_columns(settings))
 
 
 @app.command("show")

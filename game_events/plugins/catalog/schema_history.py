@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+from game_events.config.settings import Settings
 from game_events.decoding.columns import ColumnMap, Field, FieldId, Kept, field_key, path_inside
 from game_events.decoding.comments import clean, read_comments
 from game_events.decoding.decoder import compile_schema, first_decoders
@@ -21,7 +22,8 @@ from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog
-from game_events.schema_registry import SchemaRegistry, SubjectVersion
+from game_events.schema_registry import SchemaLimits, SchemaLookup, SchemaRegistry, SubjectVersion
+from game_events.sources.factory import class_of
 
 #: Message full name -> its fields, in one schema version.
 Messages = Mapping[str, Sequence[Field]]
@@ -182,6 +184,12 @@ NAMED = 5
 CHANGE_COLUMNS = ("message", "field", "change", "before", "after", "column")
 
 
+def registry_of(settings: Settings, limits: SchemaLimits | None = None) -> SchemaLookup:
+    """The registry of the settings, or those of several sources."""
+    registry = SchemaRegistry(settings, limits=limits)
+    return class_of(settings).lookup(settings, registry) if settings.sources else registry
+
+
 @dataclass(frozen=True)
 class SchemaHistory:
     """The versions of a subject, with the columns of a lakehouse. Needs no Spark.
@@ -190,7 +198,7 @@ class SchemaHistory:
     name (`kept_columns`).
     """
 
-    registry: SchemaRegistry
+    registry: SchemaLookup
     lakehouse: Lakehouse
     subject: str
     kept: Mapping[str, Kept] = field(default_factory=dict)

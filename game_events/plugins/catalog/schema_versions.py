@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from game_events.config.settings import Settings
 from game_events.decoding.columns import kept_columns
+from game_events.decoding.frame import SchemaId
 from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.events import NAMED, as_text, one_line, some, table
@@ -19,8 +20,8 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, unused_run_key
 from game_events.orchestration.sensors import REFRESH, TIMEOUT_S, Clock, Sensor, Tick
 from game_events.pipeline.runs.pending import digest
-from game_events.plugins.catalog.schema_history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
-from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
+from game_events.plugins.catalog.schema_history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows, registry_of
+from game_events.schema_registry import SchemaLimits, SchemaLookup, SubjectVersion
 from game_events.sources.factory import subjects
 
 #: Versions with their changes in one event: a tick has to stay short.
@@ -29,7 +30,7 @@ MAX_DIFFS = 10
 #: its cursor is lost then.
 SEARCH_S = 20.0
 #: Subject -> version number -> schema id.
-Cursor = dict[str, dict[int, int]]
+Cursor = dict[str, dict[int, SchemaId]]
 
 
 def read_cursor(cursor: str | None) -> Cursor:
@@ -86,7 +87,7 @@ class NewVersions:
 
         One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
         """
-        registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
+        registry = registry_of(settings, SchemaLimits(schema_s=SEARCH_S))
         until = clock() + SEARCH_S
         waiting = _queue(names, seen)
         for subject, known in list(waiting.items()):
@@ -107,7 +108,7 @@ class NewVersions:
         return waiting
 
     def _note(
-        self, settings: Settings, registry: SchemaRegistry, versions: list[SubjectVersion], known: Mapping[int, int]
+        self, settings: Settings, registry: SchemaLookup, versions: list[SubjectVersion], known: Mapping[int, SchemaId]
     ) -> None:
         # A number with another schema (a recreated registry) is new.
         new = [v for v in versions if known.get(v.version) != v.schema_id]

@@ -31,6 +31,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringT
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_line
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, incarnation, silver_app, txn
+from game_events.lakehouse.data.columns import SOURCE
 from game_events.lakehouse.data.reading import FileSelection, files_with, read_arrow, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_path, spark_schema
 from game_events.lakehouse.data.staging import file_system
@@ -38,6 +39,7 @@ from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game,
 from game_events.pipeline.context import Pipeline
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import ROWS, ChunkOrigin, ExportTables
+from game_events.sources.factory import place_of
 from game_events.spark.schemas import quoted
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.
@@ -252,7 +254,8 @@ def _of_silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     rows = _silver(pipeline, steps)
     coordinates = {name: F.col(name) for name in ("_batch", "_kafka_partition", "_kafka_offset")}
     group = F.col(quoted(pipeline.settings.entity_column))
-    return shaped(rows, pipeline.settings.key_column, group, rows.columns, _place=F.col("_kafka_topic"), **coordinates)
+    place = place_of(sourced=SOURCE in rows.columns)
+    return shaped(rows, pipeline.settings.key_column, group, rows.columns, _place=place, **coordinates)
 
 
 def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:

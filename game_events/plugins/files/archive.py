@@ -25,7 +25,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, txn
-from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
+from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS, is_sourced
 from game_events.lakehouse.data.reading import files_with, row_count, selection
 from game_events.lakehouse.data.spark_files import no_headers, read_files, read_table, schema_ids, spark_schema
 from game_events.lakehouse.tables import Layer, Table, table_id
@@ -90,6 +90,11 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     if tables is None:
         return ArchiveResult(place.root)
     bronze, quarantine = tables
+    if pipeline.settings.sources or is_sourced(bronze):
+        raise ConfigurationError(
+            "bronze_events has rows of several sources (`_source`), whose schema ids may be of several registries: an archive, "
+            "which has one set of schemas, cannot hold them"
+        )
     app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
     archived = _open(table, app)
     batch = counter(bronze, Txn.BATCH)

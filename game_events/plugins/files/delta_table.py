@@ -19,7 +19,7 @@ from game_events.config.pipeline_settings import TABLE
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn, incarnation, oldest_batch
-from game_events.lakehouse.data.columns import STORED_AS
+from game_events.lakehouse.data.columns import STORED_AS, is_sourced
 from game_events.lakehouse.data.reading import parts_of, selection
 from game_events.lakehouse.storage import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
@@ -72,6 +72,11 @@ class TableSource(Source):
             raise ConfigurationError(
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
                 + (f": it has no column {', '.join(missing)}" if missing else "")
+            )
+        if is_sourced(handle):
+            raise ConfigurationError(
+                f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} has rows of several sources (`_source`), whose schema ids may be "
+                "of several registries: read their topics"
             )
         partition = Partition(self._table.uri, _content_id(handle), 0, TABLE)
         return SourceSnapshot({partition: max(1, oldest_batch(handle))}, {partition: last + 1})

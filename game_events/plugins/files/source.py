@@ -271,7 +271,7 @@ class FileSchemas(SchemaLookup):
         for schema in schemas:
             self._offered.setdefault(schema.schema_id, schema)
 
-    def id_of(self, subject: str, version: int | None = None) -> int | None:
+    def id_of(self, subject: str, version: int | None = None) -> SchemaId | None:
         """See `SchemaLookup.id_of`."""
         return self._registry.id_of(subject, version)
 
@@ -346,14 +346,14 @@ class FileSource(Source):
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
         if take_in and not full_refresh:  # before its files get numbers
-            self._refuse_twice({_partition_of(known): (end + len(ready)) * FILE_ROWS})
+            self._refuse_twice({self._partition_of(known): (end + len(ready)) * FILE_ROWS})
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
             known = self._take_in(ready, changed)
             end = len(known.entries)
         self._known = known
-        files = _partition_of(known)
+        files = self._partition_of(known)
         return SourceSnapshot({files: 0}, {files: end * FILE_ROWS}, FILE_ROWS)
 
     def _refuse_twice(self, ends: Offsets) -> None:
@@ -413,8 +413,9 @@ class FileSource(Source):
 
     def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:
         """Files of a batch that do not exist any more, by the last snapshot."""
+        place = self._partition_of(self._known).place
         return tuple(
-            FileGap(FILES, self._known.log_id, PARTITION, number * FILE_ROWS, (number + 1) * FILE_ROWS, file.path)
+            FileGap(place, self._known.log_id, PARTITION, number * FILE_ROWS, (number + 1) * FILE_ROWS, file.path)
             for number, file in self.entries(batch)
             if file.path not in self._there
         )
@@ -460,7 +461,7 @@ class FileSource(Source):
         now = self.snapshot()
         named = ", ".join(s.format for s in self.schemas()) or "no schema of the settings"
         return (
-            f"{self.place.root}: {sum(now.latest.values()) // now.unit:,} files to read or read before, "
+            f"{self.place.root}: {sum(now.there.values()):,} files to read or read before, "
             f"{self.counts['waiting']:,} not finished yet; {named}"
         )
 
@@ -547,6 +548,9 @@ class FileSource(Source):
         is_young = now - file.modified_us / 1e6 < self.settings.files_incomplete_s
         return is_young and format_of(file.path, self.settings.files_format)[0] == PARQUET and file not in self._ended
 
+    def _partition_of(self, known: LogContent) -> Partition:
+        return Partition(FILES, known.log_id, PARTITION, FILES, self._context.name)
+
     def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file exists and has the last bytes of its footer."""
         try:
@@ -556,7 +560,3 @@ class FileSource(Source):
                 return bool(source.read() == _PARQUET_END)
         except (FileNotFoundError, NotAFileError):
             return False
-
-
-def _partition_of(known: LogContent) -> Partition:
-    return Partition(FILES, known.log_id, PARTITION, FILES)

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from game_events.decoding.frame import PREFIXES, Rows
-from game_events.lakehouse.data.columns import COORDINATES, HEADERS
+from game_events.lakehouse.data.columns import COORDINATES, HEADERS, SOURCE, places
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
 from game_events.lakehouse.tables import BRONZE, EXPORT_FAILED_CALLS, QUARANTINE, Layer, Table, is_person, is_silver
 from game_events.workers.decode import Mask, OpenRecordFilter, RecordFilter
@@ -71,7 +71,7 @@ RECORDS = pa.schema(
     ]
 )
 
-#: Silver has the topic's name, but not its id, which is unique for a name within a batch.
+#: Silver has the topic's name, with that of its source (`places`), but not its id, which is unique for both within a batch.
 _IN_SILVER = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_batch"]
 
 
@@ -291,7 +291,7 @@ class PeopleToErase:
 
     def columns(self, table: str, names: Sequence[str]) -> list[str]:
         """The columns of a file that are needed to find rows."""
-        wanted = {*RECORDS.names, self.entity}
+        wanted = {*RECORDS.names, SOURCE, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
         if table == EXPORT_FAILED_CALLS:
@@ -319,6 +319,8 @@ class PeopleToErase:
         if not self.records.num_rows or not set(keys) <= set(rows.column_names):
             return mask
         columns = {key: rows.column(key).cast(RECORDS.field(key).type) for key in keys}
+        if "_kafka_topic" in columns:
+            columns["_kafka_topic"] = places(rows)
         coordinates = pa.table(columns | {"_row": np.arange(rows.num_rows)})
         mask[coordinates.join(self.records.select(keys), keys, join_type="left semi").column("_row").to_numpy()] = True
         return mask
@@ -521,6 +523,8 @@ class EraseTask(WorkerJob[ScannedFiles]):
     def _records(self, table: str, rows: pa.Table) -> pa.Table:
         """The rows as `RECORDS`; of quarantine, `game` only for rejected rows that are not in silver."""
         columns = {name: rows.column(name) for name in rows.column_names}
+        if "_kafka_topic" in columns:
+            columns["_kafka_topic"] = places(rows)
         if table != QUARANTINE:
             columns["game"] = columns.get(self.people.entity, pa.nulls(rows.num_rows, pa.string()))
         elif "game" in columns and "replayed_batch" in columns:

@@ -122,6 +122,7 @@ class KafkaReading(Reading):
         max_record_bytes: of value, key and headers; of a larger record `KEPT_BYTES` of each are kept.
         silence_s: longest wait for the next record.
         make: makes a consumer of its options; None: the library's, which cannot be pickled.
+        source: name in `SOURCES`: a process keeps a consumer for each of them.
     """
 
     servers: str
@@ -130,6 +131,7 @@ class KafkaReading(Reading):
     max_record_bytes: int
     silence_s: float = SILENCE_S
     make: Callable[..., Consumer] | None = None
+    source: str = ""
 
     def sparing(self) -> "KafkaReading":
         """See `Reading.sparing`."""
@@ -138,7 +140,8 @@ class KafkaReading(Reading):
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         """See `Reading.batches`."""
         columns = MessageColumns(self.max_record_bytes, notes)
-        with _KEPT.lent(self) as opened:
+        kept = _OF_SOURCES.setdefault(self.source, KeptConsumer()) if self.source else _KEPT
+        with kept.lent(self) as opened:
             for first in range(0, len(self.parts[task]), PARTITIONS_AT_ONCE):
                 some = self.parts[task][first : first + PARTITIONS_AT_ONCE]
                 batches = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
@@ -200,6 +203,8 @@ class KeptConsumer:
 
 
 _KEPT = KeptConsumer()
+#: Name in `SOURCES` -> its consumer.
+_OF_SOURCES: dict[str, KeptConsumer] = {}
 
 
 class _Assignment:

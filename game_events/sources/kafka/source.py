@@ -341,6 +341,7 @@ class KafkaSource(Source):
     def __init__(self, context: SourceContext, admin: KafkaAdmin | None = None) -> None:
         """Connects at the first call; raises as `refuse_managed`; `admin` reads the topics' metadata."""
         self._settings = settings = context.settings
+        self._name = context.name
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self.admin = admin or KafkaAdmin(settings, context.timeout_s)
@@ -356,7 +357,8 @@ class KafkaSource(Source):
         """
         partitions = []
         for name, description in sorted(self._described().items()):
-            partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
+            topic_id = str(description.topic_id)
+            partitions += [Partition(name, topic_id, one.id, source=self._name) for one in description.partitions]
         return self.admin.snapshot(self._assigned(partitions))
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
@@ -374,6 +376,8 @@ class KafkaSource(Source):
     def wants(self, topic: str) -> bool:
         """Whether the topics, or the pattern, of the settings include this one."""
         pattern = self._settings.kafka_topic_pattern
+        if "/" in topic:  # of another source by name (`Partition.place`)
+            return False
         return topic in self._settings.kafka_topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
     def lost_rows(self, now: SourceSnapshot, origins: Offsets | None) -> Column:  # noqa: ARG002
@@ -402,7 +406,8 @@ class KafkaSource(Source):
         """Ranges of about `TASK_RECORDS` offsets by task; a record that has expired meanwhile fails the job."""
         options = with_file_contents(client_options(self._settings, DEFAULTS) | REQUIRED)
         ranges = planned_ranges(batch.start, batch.end, TASK_RECORDS)
-        return KafkaReading(self.servers, options, ranges, self._settings.max_record_bytes, SILENCE_S)
+        most = self._settings.max_record_bytes
+        return KafkaReading(self.servers, options, ranges, most, SILENCE_S, source=self._name)
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""

@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 from game_events_tests.support.fixtures.cli import cli, environment  # noqa: F401 - fixtures
+from game_events_tests.support.fixtures.two_clusters import second, us  # noqa: F401 - fixtures

@@ -7,7 +7,7 @@ import http.client
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -94,6 +94,16 @@ class RegistryProxy:
             ):
                 return 404, JSON, b'{"error_code":40403,"message":"Schema not found"}'
             return (404, JSON, b'{"error_code":40401,"message":"Subject not found"}') if path.startswith("/subjects") else None
+
+        self.answer = answer
+
+    def rename(self, names: Mapping[int, int]) -> None:
+        """These ids are there, too: each with the schema of another one."""
+
+        def answer(path: str) -> Answer:
+            number = path.removeprefix("/schemas/ids/").partition("?")[0]
+            known = names.get(int(number)) if path.startswith("/schemas/ids/") and number.isdigit() else None
+            return self._forward(f"{self._upstream.path}/schemas/ids/{known}") if known is not None else None
 
         self.answer = answer
 

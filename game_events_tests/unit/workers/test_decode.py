@@ -389,9 +389,9 @@ def test_a_batch_that_could_become_too_much_is_decoded_part_by_part(tmp_path, mo
     value = b"\0\0\0\0\x49\0" + b"\x0a\0" * 100
     sizes, decode = [], BatchDecoder.decode
 
-    def noted(self, values, headers=None):
+    def noted(self, values, *more):
         sizes.append(len(values))
-        return decode(self, values, headers)
+        return decode(self, values, *more)
 
     monkeypatch.setattr(BatchDecoder, "decode", noted)
     monkeypatch.setattr(projection, "MAX_BATCH_CELLS", 100_000)
@@ -423,3 +423,30 @@ def test_stored_rows_get_the_message_type_that_they_lack(tmp_path):
     task = StoredTask(made.task.bronze, None, PLAN, None, keep_raw=True, keep_undecodable=True)
     again = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
     assert again == made.bronze
+
+
+def test_one_id_of_two_registries_is_decoded_by_the_schema_of_each_source(tmp_path):
+    """Id 71 of `us` is another schema than that of `eu`, which has the plain ids."""
+    other = replace(NEW, schema_id="us/71")
+    plan = replace(plan_for((OLD, (0,)), (other, (0,))), registries={"eu": "", "us": "us"})
+    plan = replace(plan, columns=replace(plan.columns, sourced=True))
+    values = [good(1, OLD, game="go"), frame(71, (0,), python_class(NEW)(n=2, device="d")), b"\0\0\0\0\x63\0"]
+
+    def of(source, batch):
+        return batch.append_column("source", pa.repeat(pa.scalar(source, pa.string()), len(batch)))
+
+    batches = [of("eu", records(values[:1])), of("us", records([values[1], b"no frame"]))]
+    staged = Staged(tmp_path / "known", batches, plan=plan)
+    told = [(row["_source"], row["_schema_id"], row["game"], row["device"]) for row in staged.bronze]
+    assert told == [("eu", 71, "go", None), ("us", 71, "", "d")]
+    assert [(row["_source"], row["reason"]) for row in staged.quarantine] == [("us", Reason.BAD_MAGIC)]
+    unknown = Staged(tmp_path / "unknown", [of("eu", records(values[2:])), of("us", records(values[2:]))], plan=plan)
+    assert unknown.result.unknown == {(99, (0,)), ("us/99", (0,))}
+
+    rows = pa.RecordBatch.from_pylist(staged.bronze[::-1], schema=bronze_schema(plan.columns))
+    task = StoredTask(staged.task.bronze, None, plan, None, keep_raw=True, keep_undecodable=True)
+    again = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    assert sorted(again, key=lambda row: row["_source"]) == staged.bronze
+    # Of a source that is not named any more, under its name.
+    gone = pa.RecordBatch.from_pylist([row | {"_source": "asia"} for row in staged.bronze], schema=bronze_schema(plan.columns))
+    assert {schema_id for schema_id, _ in run_job(task, [gone]).unknown} == {"asia/71"}

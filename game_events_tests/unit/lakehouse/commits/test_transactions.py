@@ -27,6 +27,7 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "KAFKA": "kafka",
         "TABLE": "table",
         "FILES": "files",
+        "SOURCE": "source",
         "TOPIC": "topic",
         "EPOCH": "epoch",
         "ARCHIVE": "archive",

@@ -1,0 +1,1 @@
+"""Several sources of one bronze, each by its name in `SOURCES`."""

@@ -1,0 +1,5 @@
+"""Fixtures of the tests in this folder."""
+
+from __future__ import annotations
+
+from game_events_tests.support.fixtures.two_clusters import both, eu, second, us  # noqa: F401 - fixtures
