@@ -132,8 +132,8 @@ class WithoutEmptiedMappings(PydanticBaseSettingsSource):
 
 
 class Settings(
-    SeveralSettings,
     SourceSettings,
+    SeveralSettings,
     TableSettings,
     StorageSettings,
     DomainSettings,

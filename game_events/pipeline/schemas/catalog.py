@@ -29,7 +29,7 @@ from game_events.decoding.decoder import (
     first_decoders,
     json_title,
 )
-from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, bare, ordered
+from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, bare, ordered, registry_of
 from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -420,7 +420,8 @@ class SchemaCatalog:
                 known.json_name = json_title(self._text(schema_id, known))
             if known.json_name is None:
                 version = self.version_of(schema_id)
-                known.json_name = version[0] if version is not None else self._registry.subject_of(schema_id)
+                subject = version[0] if version is not None else self._registry.subject_of(schema_id)
+                known.json_name = _plain_subject(subject, registry_of(schema_id))
         return known.json_name
 
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:
@@ -516,6 +517,11 @@ class SchemaCatalog:
         texts = [clean(comments.of(message)) for message in self._known_messages(newest)]
         text = next(filter(None, texts), "")
         return f"{BRONZE_DESCRIPTION}{MESSAGE}{text} (schema id {newest})" if text else None
+
+
+def _plain_subject(subject: str | None, registry: str) -> str | None:
+    """A subject without the name of its registry."""
+    return subject.removeprefix(f"{registry}/") if subject is not None and registry else subject
 
 
 def message_comment(bronze: DeltaTable) -> str:
