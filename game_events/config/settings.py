@@ -21,6 +21,8 @@ from dotenv import dotenv_values
 from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -41,7 +43,7 @@ from game_events.config.pipeline_settings import (
     TableSettings,
 )
 from game_events.config.registry_settings import RegistryLoginSettings
-from game_events.config.several import SeveralSettings, is_of_source
+from game_events.config.several import PARTED, SeveralSettings, is_of_source
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
@@ -113,6 +115,23 @@ class LocalStackSource(PydanticBaseSettingsSource):
         return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
 
 
+class _OneByOne:
+    """Of the environment's variables only those of several sources are parts of a setting (`GAME_EVENTS_SOURCES__EU__...`)."""
+
+    def explode_env_vars(self, field_name: str, field: Any, env_vars: Any) -> dict[str, Any]:  # noqa: ANN401
+        """The parts of a setting; none of any other one."""
+        parts: dict[str, Any] = super().explode_env_vars(field_name, field, env_vars) if field_name == PARTED else {}  # type: ignore[misc]
+        return parts
+
+
+class EnvironmentSource(_OneByOne, EnvSettingsSource):
+    """The environment."""
+
+
+class DotEnvSource(_OneByOne, DotEnvSettingsSource):
+    """The file `.env`."""
+
+
 class WithoutEmptiedMappings(PydanticBaseSettingsSource):
     """A source without the mappings that an earlier source sets to `{}`.
 
@@ -133,9 +152,9 @@ class WithoutEmptiedMappings(PydanticBaseSettingsSource):
 
 
 class Settings(
-    SeveralSettings,
     SourceSettings,
     RegistryLoginSettings,
+    SeveralSettings,
     TableSettings,
     StorageSettings,
     DefinitionSettings,
@@ -168,13 +187,14 @@ class Settings(
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The order of the module's docstring."""
         yaml = GroupedYamlSource(settings_cls, os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml"))
-        merged = map(WithoutEmptiedMappings, (env_settings, dotenv_settings, file_secret_settings, yaml))
+        dotenv = DotEnvSource(settings_cls, getattr(dotenv_settings, "env_file", None))
+        merged = map(WithoutEmptiedMappings, (EnvironmentSource(settings_cls), dotenv, file_secret_settings, yaml))
         return init_settings, *merged, LocalStackSource(settings_cls)
 
 

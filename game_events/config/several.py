@@ -13,6 +13,8 @@ from game_events.config.registry_settings import RegistryLoginSettings
 #: A source's name: part of keys, of names of assets and of variables of the environment.
 NAME = r"[a-z0-9]+(_[a-z0-9]+)*"
 MOST_CHARS = 63
+#: The setting that the environment may give in parts.
+PARTED = "sources"
 #: Settings of the whole pipeline, not of a source: they are about one commit, all records, or another kind of source.
 OF_ALL = frozenset({"source_table", "max_records_per_batch", "message_types", "on_data_loss"})
 #: Settings that replace each other: a source that sets one of them takes no other one from the top level.
@@ -130,4 +132,4 @@ def _own(one: OneSource) -> dict[str, Any]:
 def is_of_source(name: str) -> bool:
     """Whether a variable of the environment, in lower case and without its prefix, is a setting of one source."""
     setting, *inner = name.split("__")
-    return setting == "sources" and len(inner) > 1 and inner[1] in OneSource.model_fields
+    return setting == PARTED and len(inner) > 1 and inner[1] in OneSource.model_fields

@@ -125,9 +125,9 @@ class Pipeline:
         columns = column_map(bronze)
         return replace(columns, sourced=True) if self.settings.sources else columns
 
-    def quarantine_columns(self) -> pa.Schema:
-        """The columns of quarantine, likewise."""
-        return own_columns(QUARANTINE_COLUMNS, sourced=bool(self.settings.sources) or is_sourced(self.open_quarantine()))
+    def quarantine_columns(self, quarantine: DeltaTable | None) -> pa.Schema:
+        """The columns of a version of quarantine, likewise."""
+        return own_columns(QUARANTINE_COLUMNS, sourced=bool(self.settings.sources) or is_sourced(quarantine))
 
     @cached_property
     def source(self) -> Source:

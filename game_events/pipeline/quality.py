@@ -515,7 +515,7 @@ def _commit_plan(
     files = [file for decision in due.values() for file in decision.files]
     return Commit(
         pipeline.quarantine,
-        pipeline.quarantine_columns(),
+        pipeline.quarantine_columns(before.handle),
         [*files, *rewritten.files],
         expect_transactions=expected,
         set_transactions=advance,

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
@@ -102,11 +103,16 @@ def complete_quarantine(pipeline: Pipeline, report: RunReport) -> None:
 def quarantine_rows(pipeline: Pipeline, files: Iterable[str]) -> DataFrame:
     """Rows of files of quarantine, given by their paths, in today's columns."""
     uris = [quote(f"{pipeline.quarantine.uri.rstrip('/')}/{path}", safe=":/") for path in sorted(files)]
-    return read_files(pipeline.spark, uris, spark_schema(Schema.from_arrow(pipeline.quarantine_columns())))
+    return read_files(pipeline.spark, uris, spark_schema(Schema.from_arrow(_columns(pipeline))))
+
+
+def _columns(pipeline: Pipeline) -> pa.Schema:
+    """Today's columns of quarantine."""
+    return pipeline.quarantine_columns(pipeline.open_quarantine())
 
 
 def _write(pipeline: Pipeline, rows: DataFrame) -> list[StagedFile]:
-    columns = pipeline.quarantine_columns()
+    columns = _columns(pipeline)
     return FileStage(pipeline.quarantine, columns, HEADERS).write(rows.select(travelling(columns.names)))
 
 
@@ -123,7 +129,7 @@ def _commit(
     return commit(
         Commit(
             pipeline.quarantine,
-            pipeline.quarantine_columns(),
+            pipeline.quarantine_columns(quarantine),
             files,
             expected,
             advance,
@@ -158,7 +164,9 @@ def _finish_full_refresh(pipeline: Pipeline, bronze: DeltaTable, quarantine: Del
     info = {"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id}
     landed = _commit(pipeline, quarantine, files, rewritten, expected, advance, info)
     failpoints.reach("reset_finished")
-    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, pipeline.quarantine_columns(), incarnation(bronze))
+    report.add_landed(
+        Layer.QUARANTINE, pipeline.quarantine, landed, pipeline.quarantine_columns(quarantine), incarnation(bronze)
+    )
     if listed is not None:
         forget(pipeline.quarantine, ticket, listed.files)
 
@@ -241,7 +249,7 @@ def marked_files(
     """
     names = {row["_file"] for row in touched.select("_file").distinct().collect()}
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
-    keys = [name for name in marks.columns if name in pipeline.quarantine_columns().names]
+    keys = [name for name in marks.columns if name in pipeline.quarantine_columns(quarantine).names]
     rows = quarantine_rows(pipeline, rewritten).join(marks, keys, "left")
     values = {"replayed_table": F.col("_table"), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
     rows = rows.withColumns({n: F.when(replayed, value).otherwise(F.col(n)) for n, value in values.items()})

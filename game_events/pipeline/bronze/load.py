@@ -464,7 +464,7 @@ def commit_undecodable(
     failpoints.reach("quarantine_announced")
     until = next_offsets(quarantine, part.end)
     app = Txn.MICRO_BATCHES
-    columns = pipeline.quarantine_columns()
+    columns = pipeline.quarantine_columns(quarantine)
     plan = Commit(
         pipeline.quarantine,
         columns,

@@ -61,6 +61,8 @@ from game_events.sources.factory import class_of, make_source, subjects, unencry
 WAIT_S = 5.0
 #: Checks that wait for other machines or processes: they begin before all others, each after those that it needs.
 WAITING = ("kafka", "schema registry", "java", "schemas")
+#: Begin of the names of those of one of several sources.
+WAITING_OF_SOURCES = ("kafka ", "schema registry ")
 #: Names of message types in the hint of `doctor`.
 TYPES_SHOWN = 20
 
@@ -107,8 +109,7 @@ def run_checks(
             begun[other].result()
         return checks[name]()
 
-    # Those of one of several sources have its name behind the check's.
-    for name in [name for name in checks if name in WAITING or name.startswith(tuple(f"{known} " for known in WAITING))]:
+    for name in [name for name in checks if name in WAITING or name.startswith(WAITING_OF_SOURCES)]:
         begun[name] = begin_call(partial(after_its_needs, name), name)
     for name, check in checks.items():
         failed = [result.check for result in results.values() if not result.ok]

@@ -489,7 +489,7 @@ class SchemaCatalog:
             if known.json_name is None:
                 version = self.version_of(schema_id)
                 subject = version[0] if version is not None else self._registry.subject_of(schema_id)
-                known.json_name = subject and subject.removeprefix(f"{registry_of(schema_id)}/")
+                known.json_name = _plain_subject(subject, registry_of(schema_id))
         return known.json_name
 
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:
@@ -585,6 +585,11 @@ class SchemaCatalog:
         texts = [clean(comments.of(message)) for message in self._known_messages(newest)]
         text = next(filter(None, texts), "")
         return f"{BRONZE_DESCRIPTION}{MESSAGE}{text} (schema id {newest})" if text else None
+
+
+def _plain_subject(subject: str | None, registry: str) -> str | None:
+    """A subject without the name of its registry."""
+    return subject.removeprefix(f"{registry}/") if subject is not None and registry else subject
 
 
 def message_comment(bronze: DeltaTable) -> str:

@@ -129,7 +129,7 @@ def _commit_decisions(
     report.add(LayerResult(rejected=reasons))
     if reasons or rewritten.paths:
         with_rows = replace(landed, rows=reasons.total())
-        columns = source.pipeline.quarantine_columns()
+        columns = source.pipeline.quarantine_columns(decisions.handle)
         report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, columns, source.batch)
     return moved
 

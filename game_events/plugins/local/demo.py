@@ -88,7 +88,7 @@ def _use(folder: Path, state: StackState) -> Settings:
         "STATE_DIR": str(folder),
         "LAKEHOUSE": str(folder / "lakehouse"),
         "KAFKA_TOPIC": f"{settings.produced_topic}_demo",
-        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": ""},
+        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": "", "SOURCES": "{}"},
         **{"STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
         "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
         "KAFKA_OPTIONS": "{}",  # the demo's broker has no passwords

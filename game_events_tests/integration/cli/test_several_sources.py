@@ -65,6 +65,8 @@ def test_one_source_is_down_the_run_reads_the_other_fails_by_its_name_and_the_ne
     held = cli("quarantine", "list", "--rows", "1", "--schema-id", "us/4000000000", "--json").result
     assert [(group["schema_id"], group["rows"]) for group in held["groups"]] == [("us/4000000000", 1)]
     assert held["rows"][0]["record"] == f"us/{us.kafka_topic}[0]@1"
+    shown = cli("schema", "show", "--subject", f"us/{us.kafka_topic}-value", "--json")
+    assert (shown.code, "remark" in shown.out) == (0, True)
     settings_logged = rows(ready, "event_log", "SELECT detail FROM t WHERE kind = 'run'")
     everything = "".join(said.everything for said in (healthy, sick, dry, run, again)) + repr(settings_logged)
     assert SECRET not in everything

@@ -63,6 +63,16 @@ def test_a_file_a_variable_and_a_variable_of_one_setting_are_merged(tmp_path, mo
     assert misspelt() == []
 
 
+def test_no_other_setting_is_given_in_parts(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_NAMES__ENTITY", "shop")
+    monkeypatch.setenv("GAME_EVENTS_SOURCES__EU__KAFKA_TOPC", "a")
+    assert any("GAME_EVENTS_NAMES__ENTITY is no setting" in text for text in misspelt())
+    with pytest.raises(ConfigurationError, match="'kafka_topc' is no setting of a source"):
+        load_settings()
+    monkeypatch.delenv("GAME_EVENTS_SOURCES__EU__KAFKA_TOPC")
+    assert load_settings().names.entity == "game"
+
+
 def test_a_secrets_folder_has_what_no_variable_should(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "game_events.yaml").write_text("sources: {eu: {schema_registry_user: u}}\n")

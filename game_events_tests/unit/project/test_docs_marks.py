@@ -14,6 +14,7 @@ import yaml
 
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import settings_class
+from game_events.config.several import is_of_source
 from game_events_tests.support.docs.pages import NOT_RUN, PAGES, ROOT, RUN_BY, Block, blocks, inline_code
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.docs.shell import Shell, bare_environment
@@ -95,7 +96,7 @@ def test_files_and_modules_in_the_text_exist(page: Path):
 
 @each_page
 def test_settings_in_the_text_exist(page: Path):
-    named = set(re.findall(rf"{ENV_PREFIX}([A-Z_]*[A-Z])\b", page.read_text()))
+    named = {name for name in re.findall(rf"{ENV_PREFIX}([A-Z_]*[A-Z])\b", page.read_text()) if not is_of_source(name.lower())}
     assert named <= {name.upper() for name in settings_class().model_fields} | OTHER_VARIABLES
 
 

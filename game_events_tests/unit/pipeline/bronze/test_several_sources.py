@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.errors import DataError, TransientError
+from game_events.errors import ConfigurationError, DataError, TransientError
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.columns import OWN_COLUMNS, SOURCE, bronze_schema
+from game_events.lakehouse.data.columns import OWN_COLUMNS, SOURCE, bronze_schema, own_columns
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import BRONZE, Lakehouse
@@ -22,6 +22,8 @@ from game_events.pipeline.bronze.offsets import changes, known_of_others, source
 from game_events.pipeline.checks.table_checks import fresh, offsets_continuous
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
 from game_events.pipeline.reporting.report import RunReport
+from game_events.plugins.files.archive import archive
+from game_events.sources.factory import make_source
 from game_events.sources.several import source as several
 from game_events.sources.several.source import SeveralSources
 from game_events.sources.source import KAFKA, Gap, Partition, SourceContext, SourceSnapshot
@@ -108,6 +110,22 @@ def test_a_note_tells_topics_of_one_name_apart_and_its_gaps():
     assert note.offsets == ranges
     assert note.known == {"eu/events": EU, "us/events": US, "a": Partition("a", ONE, 0), "events": PLAIN}
     assert note.gaps == (Gap("us/events", TWO, 0, 0, None),)
+
+
+@pytest.fixture
+def sourced(tmp_path):
+    """Bronze with the names of sources."""
+    bronze = Lakehouse(str(tmp_path / "sourced")).table(BRONZE)
+    put(bronze, own_columns(OWN_COLUMNS, sourced=True).empty_table(), {"batch": 1})
+    return bronze
+
+
+def test_rows_of_several_registries_are_no_archive_and_no_source_of_another_pipeline(sourced, tmp_path):
+    with pytest.raises(ConfigurationError, match="has rows of several sources"):
+        archive(without_spark(tmp_path / "sourced"), RunReport(), str(tmp_path / "archive"))
+    theirs = load_settings(source_table=sourced.uri, lakehouse=str(tmp_path / "ours"))
+    with pytest.raises(ConfigurationError, match="has rows of several sources"):
+        make_source(theirs).snapshot()
 
 
 class Topic(ScriptedSource):
