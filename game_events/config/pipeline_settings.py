@@ -413,10 +413,6 @@ class KafkaSettings(SettingsGroup):
     """login at the brokers: `options`: that of `KAFKA_OPTIONS`, if it has one; or a plug-in's: `msk_iam` (plug-in `msk`)"""
     schema_registry_url: str = "http://localhost:8081"
     """address of the Confluent-compatible registry"""
-    schema_registry_user: str | None = None
-    """user for the registry's basic authentication"""
-    schema_registry_password: SecretStr | None = None
-    """password for the registry's basic authentication"""
     kafka_topic: str = Field("game_events", min_length=1)
     """topic that all games share; or several, comma separated"""
     kafka_topic_pattern: str | None = None

@@ -1,4 +1,4 @@
-"""Logins at the schema registry: a token, tokens of a token server, a certificate; user and password are with its address."""
+"""Logins at the schema registry: user and password, a token, tokens of a token server, a certificate."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,11 +10,15 @@ from game_events.config.pipeline_settings import Receiver, SettingsGroup, refuse
 
 
 class RegistryLoginSettings(SettingsGroup):
-    """Login at the schema registry by a token or a certificate."""
+    """Login at the schema registry."""
 
     group: ClassVar[str] = "kafka"
 
     # --- login at the registry (docs/sources.md)
+    schema_registry_user: str | None = None
+    """user for the registry's basic authentication"""
+    schema_registry_password: SecretStr | None = None
+    """password for the registry's basic authentication"""
     schema_registry_token: SecretStr | None = None
     """a token for the registry, instead of user and password: sent as `Authorization: Bearer`"""
     schema_registry_token_url: str | None = None
@@ -55,7 +59,7 @@ class RegistryLoginSettings(SettingsGroup):
     def _registry_login(self) -> Self:
         """One login at the registry, and all of it; a certificate goes with any."""
         named = {
-            "SCHEMA_REGISTRY_USER": getattr(self, "schema_registry_user", None),  # of another group
+            "SCHEMA_REGISTRY_USER": self.schema_registry_user,
             "SCHEMA_REGISTRY_TOKEN": self.schema_registry_token,
             "SCHEMA_REGISTRY_TOKEN_URL": self.schema_registry_token_url,
         }

@@ -129,7 +129,8 @@ class CauseMemory:
         """The project's error for a Kafka error, with the remembered cause."""
         where = f"{what}: Kafka at {self._servers}"
         if not self.refused and self._without_token and self._lacks_token():
-            advice = f"is it up, and is {TOKEN_URL} of {_WHERE} right?"
+            is_server = str(self._tokens).startswith("http")
+            advice = f"is it up, and is {TOKEN_URL} of {_WHERE} right?" if is_server else "the log of who asked says why"
             return TransientError(f"{where}: no login, as {self._tokens} gives no token ({self._without_token[1]}): {advice}")
         cause = error if _is_refusal(error) and not self.refused else self._last or error
         if _is_login(cause):
@@ -156,7 +157,7 @@ class CauseMemory:
             advice = f"check sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and sasl.oauthbearer.scope in {_WHERE}"
             return f"no login, as {self._tokens} refuses the client {said}: {advice}"
         if self._tokens and cause is not None and cause.code() != KafkaError._SSL:
-            advice = "check that the broker trusts it, the audience, the scope and the clocks"
+            advice = "check that the broker trusts it, what this login may do, the audience, the scope and the clocks"
             return f"{_text(cause)}: it refuses the token of {self._tokens}: {advice}"
         return f"{_text(cause)}: check {_WHERE} (security.protocol, sasl.*, ssl.*)"
 
