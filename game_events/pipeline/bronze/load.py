@@ -241,15 +241,10 @@ def _commit_micro_batch(
     failpoints.reach("bronze_committed")
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit_of)
-<<<<<<< HEAD
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled, rescued=staged.rescued))
-    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-=======
-    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
     # A new one of several sources may start elsewhere.
     whole = "" if pipeline.settings.sources else ": all that it has is read"
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins{whole}" for topic in part.joined))
->>>>>>> sources
     report.warn(*incomplete_records(staged))
     report_definitions(pipeline, report, bronze, staged)
     report.add_rejected(staged.reasons)
