@@ -38,7 +38,7 @@ $(READY): requirements-dev.lock pyproject.toml
 
 setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)
 
-demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster; EXAMPLE=iot: of another domain
+demo: setup  ## The main job on real parts: broker, registry, producer, Spark, Delta, Dagster; EXAMPLE=iot: of another domain, EXAMPLE=studio: two clusters, bare records
 	@$(BIN)/game-events demo $(if $(EXAMPLE),--example $(EXAMPLE))
 
 # Three processes that share the servers: two cores are busy while one process waits. File by file, the longest first.

@@ -39,7 +39,7 @@ from game_events.plugins.local.producer.simulator import BulkSimulation, Simulat
 from game_events.plugins.local.producer.studio import CLUSTERS
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.local_stack import StackState
-from game_events.plugins.local.settings import SampleDataSettings
+from game_events.plugins.local.settings import OWN_PARTS, SampleDataSettings
 
 SETTINGS_FILE = "game_events.yaml"
 
@@ -88,15 +88,10 @@ def _use(folder: Path, state: StackState) -> Settings:
         "STATE_DIR": str(folder),
         "LAKEHOUSE": str(folder / "lakehouse"),
         "KAFKA_TOPIC": f"{settings.produced_topic}_demo",
-        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": "", "SOURCES": "{}"},
-        **{"STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
+        **OWN_PARTS,
+        **{"KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCES": "{}", "DECODING": "{}", "DEDUPLICATE": "[]"},
         "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
-        "KAFKA_OPTIONS": "{}",  # the demo's broker has no passwords
         "SCHEMA_REGISTRY_URL": state.schema_registry_url,
-        "GAMES": "",
-        **{"RULES": "[]", "EXTENSIONS": ""},  # what they keep out or change would be missing in gold
-        # Sample data stay on this machine.
-        **dict.fromkeys(("ALERT_WEBHOOK_URL", "CATALOG", "OPENLINEAGE_URL", "REST_URL"), ""),
     }
     os.environ |= {ENV_PREFIX + key: value for key, value in chosen.items()}
     return load_settings()

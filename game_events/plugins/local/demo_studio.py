@@ -18,6 +18,7 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.plugins.local.producer.studio import CLUSTERS, GAMES, Sent, send_studio
 from game_events.plugins.local.servers.local_stack import StackState
+from game_events.plugins.local.settings import OWN_PARTS
 
 #: Different events of each wave.
 RECORDS = 3_000
@@ -43,7 +44,7 @@ def run_studio(output: Output, clusters: Mapping[str, StackState], folder: Path,
 
 def _use(clusters: Mapping[str, StackState], folder: Path) -> Settings:
     """Point this process, and the Dagster runs in it, at the demo's own parts."""
-    chosen = {"STATE_DIR": str(folder), "LAKEHOUSE": str(folder / "lakehouse")}
+    chosen = OWN_PARTS | {"STATE_DIR": str(folder), "LAKEHOUSE": str(folder / "lakehouse")}
     for name, state in clusters.items():
         chosen[f"SOURCES__{name.upper()}__KAFKA_BOOTSTRAP_SERVERS"] = state.kafka_bootstrap_servers
         chosen[f"SOURCES__{name.upper()}__SCHEMA_REGISTRY_URL"] = state.schema_registry_url

@@ -9,6 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from game_events.config.pipeline_settings import ENV_PREFIX, SettingsGroup
 
+#: Settings under which a demo keeps to its own parts.
+OWN_PARTS = {
+    **{"SOURCE": "kafka", "SOURCE_TABLE": "", "STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
+    "KAFKA_OPTIONS": "{}",  # the demo's broker has no passwords
+    # What they keep out or change would be missing in gold.
+    **{"GAMES": "", "RULES": "[]", "EXTENSIONS": ""},
+    # Sample data stay on this machine.
+    **dict.fromkeys(("ALERT_WEBHOOK_URL", "CATALOG", "OPENLINEAGE_URL", "REST_URL"), ""),
+}
 DEFAULT_GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
 
 

@@ -93,6 +93,23 @@ def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(demo, tmp
     assert missing(shown, said) == ""
 
 
+@pytest.mark.scenario
+def test_a_studios_events_of_two_clusters_without_frames_under_several_names_and_sent_twice_are_booked_exactly(demo):
+    said, body = demo("--example", "studio")
+    assert body["success"] is True
+    assert {(book["source"], book["topic"]) for book in body["books"]} == {
+        ("live", "events"),
+        ("live", "chess.telemetry"),
+        ("mobile", "sessions"),
+    }
+    for book in body["books"]:
+        assert book["sent"] == book["bronze"] + book["quarantine"]
+        assert book["bronze"] == book["silver"] + book["duplicates"]
+        assert min(book["quarantine"], book["duplicates"]) > 0
+    assert body["games"] == ["chess", "rummy", "uno"]
+    assert "gold of 120 players in 3 games equals what the producers sent once: yes" in said
+
+
 @pytest.fixture
 def shared_stack(stack, spark, tmp_path, monkeypatch):  # noqa: ARG001 - the runs find it
     """The demo in this process, on the servers of the tests instead of its own."""
