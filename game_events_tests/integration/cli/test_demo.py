@@ -54,7 +54,7 @@ def demo(tmp_path):
 def test_whatever_the_settings_read_and_tell_the_demo_keeps_to_its_own_parts(tmp_path, monkeypatch, source):
     state = StackState.model_construct(kafka_bootstrap_servers="h:1", schema_registry_url="http://h:2")
     outside = dict.fromkeys(("alert_webhook_url", "openlineage_url", "rest_url"), "https://prod.example") | {"catalog": "prod"}
-    secured = {"kafka_options": {"security.protocol": "SASL_SSL"}, "extensions": ["mine.py"]}
+    secured = {"kafka_options": {"security.protocol": "SSL"}, "extensions": ["mine.py"]}
     late = {"starting_offsets": "latest", "starting_timestamp": "2030-01-01T00:00:00Z"}
     monkeypatch.chdir(tmp_path)
     (tmp_path / "game_events.yaml").write_text(json.dumps({"kafka_topic": "mine", **source, **outside, **secured, **late}))

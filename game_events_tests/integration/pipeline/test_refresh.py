@@ -10,7 +10,6 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze import offsets
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
@@ -20,6 +19,7 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.local.producer.produce import produce, produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
 from game_events.plugins.local.settings import DEFAULT_GAMES
+from game_events.sources import source
 from game_events_tests.support.offsets import by_partition
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, gold, rows
 from game_events_tests.support.worlds.topic import own_settings
@@ -69,7 +69,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
 ):
     settings = make_settings(max_records_per_batch=50)
     sent = [produce(settings, Simulation(games=("rummy",), versions=(1,)))]
-    asked = offsets.plan_micro_batch
+    asked = source.plan_micro_batch
     target = make_pipeline(settings).source.snapshot
 
     def produced_after_the_first_slice(now, start, until, most):
@@ -81,7 +81,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
             until.update(now.latest)
         return asked(now, start, until, most)
 
-    monkeypatch.setattr(offsets, "plan_micro_batch", produced_after_the_first_slice)
+    monkeypatch.setattr(source, "plan_micro_batch", produced_after_the_first_slice)
     report = refresh(make_pipeline(settings))
 
     assert len(report.batches) > 2

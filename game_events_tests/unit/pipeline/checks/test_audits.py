@@ -158,3 +158,13 @@ def test_the_lakehouse_is_only_read(pipeline, tmp_path):
     volume(pipeline, NOW)
     schema_drift(pipeline)
     assert Lakehouse(str(tmp_path / "lakehouse")).names() == []
+
+
+def test_a_new_column_of_the_pipeline_itself_is_no_drift(pipeline):
+    """It comes with a release or a setting, not from a producer."""
+    write(pipeline, a=1)
+    assert look(pipeline).passed
+    write(pipeline, a=1, _message_type="t.Event")
+    assert look(pipeline).passed
+    write(pipeline, a=1, b=2)
+    assert not look(pipeline).passed
