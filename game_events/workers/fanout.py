@@ -10,24 +10,26 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.config.settings import Settings
+from game_events.config.type_names import SEPARATOR, TypeTables
 from game_events.decoding.columns import ColumnMap, level_of
 from game_events.errors import LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
-from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
+from game_events.lakehouse.tables import Lakehouse, Layer, Table, game_of, is_game, type_of
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game
+from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game, parts_by_type
 from game_events.workers.rules import OutcomeWriter, RuleOutcome
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Routing:
         unnamed: reason for rows without a name.
         known: names of existing games.
         room: number of new names that may get files in one pass; None: any.
+        reserved: what no name may have in it.
     """
 
     allowed: frozenset[str] = frozenset()
@@ -58,6 +61,13 @@ class Routing:
     unnamed: str = INVALID
     known: frozenset[str] = frozenset()
     room: int | None = None
+    reserved: str | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, only: Collection[str] | None = None) -> Routing:
+        """Of the names that the settings allow; `only`: of these."""
+        reserved = SEPARATOR if settings.type_tables is not None else None
+        return cls(frozenset(settings.games), None if only is None else frozenset(only), reserved=reserved)
 
     @classmethod
     def of_all(cls, settings: Settings, known: Collection[str]) -> Routing:
@@ -67,13 +77,13 @@ class Routing:
         """
         room = None if settings.games else max(0, settings.max_games - len(known))
         unnamed = NO_NAME if settings.message_types else INVALID
-        return cls(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
+        return replace(cls.of(settings), unnamed=unnamed, known=frozenset(known), room=room)
 
     def refusal(self, name: object) -> str | None:
         """Why a name gets no table; None if it may."""
         if name is None:
             return self.unnamed
-        if not is_game(name):
+        if not is_game(name) or (self.reserved is not None and self.reserved in str(name)):
             return INVALID
         return NOT_ALLOWED if self.allowed and name not in self.allowed else None
 
@@ -147,6 +157,8 @@ class FanOut(WorkerJob[FanOutResult]):
         held_bytes: bound of the memory of a task: bytes that wait for their file.
         most_games: a task with rows of more games gives up, as one with too many new names does; None: any number.
         partial: the rows are also aggregated for gold.
+        types: the message types whose rows are in tables of their own; None: a game has one table.
+        above: such a table -> the bronze batch up to which it has its rows already: they are left out.
     """
 
     result: ClassVar[type] = FanOutResult
@@ -163,10 +175,19 @@ class FanOut(WorkerJob[FanOutResult]):
     held_bytes: int = BUFFER_BYTES
     most_games: int | None = None
     partial: PartialAggregate | None = None
+    types: TypeTables | None = None
+    above: Mapping[str, int] = field(default_factory=dict)
 
-    def table(self, game: str) -> Table:
-        """Where a game's rows go."""
-        return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
+    def table(self, name: str) -> Table:
+        """Where rows go: those of a game, or of one of its message types (`of_type`)."""
+        return self.lakehouse.gold(name, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(name)
+
+    def parts(self, rows: pa.Table) -> tuple[pa.Array, dict[Any, tuple[int, int]], dict[Any, tuple[int, int]]]:
+        """The order of the rows by table, and the starts and lengths of each game's part in it, and of each table's."""
+        if self.types is not None:
+            return parts_by_type(rows, self.game_column, self.types)
+        order, by_game = parts_by_game(rows, self.game_column)
+        return order, by_game, by_game
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         """Write the rows: the batches, or those of the files of these tasks."""
@@ -229,8 +250,8 @@ class Stage:
         for writer in (*self._writers.values(), *self._rejected.values()):
             with suppress(OSError):
                 writer.abort()
-        for game in self._writers.keys() - self._task.routing.known:
-            remove_empty_folder(self._task.table(game))
+        for name in self._writers.keys() - self._task.routing.known:
+            remove_empty_folder(self._task.table(name))
         self._buffer = []
         self._rows = 0
         self._bytes = 0
@@ -240,12 +261,12 @@ class Stage:
         return self.result
 
     def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
-        for game, writer in writers.items():
-            self._try(game, writer.close)
-        return {game: writer.files for game, writer in writers.items() if writer.files}
+        for name, writer in writers.items():
+            self._try(name, writer.close)
+        return {name: writer.files for name, writer in writers.items() if writer.files}
 
-    def _try(self, game: str, write: Callable[[], object]) -> None:
-        self.result.write_alone(game, self._task.table(game), write)
+    def _try(self, name: str, write: Callable[[], object]) -> None:
+        self.result.write_alone(name, self._task.table(name), write)
 
     def _write_buffer(self) -> None:
         if not self._rows:
@@ -255,8 +276,8 @@ class Stage:
         self._buffer = []
         self._rows = 0
         self._bytes = 0
-        order, by_game = parts_by_game(rows, task.game_column)
-        parts = self._routed(by_game)
+        order, by_game, by_table = task.parts(rows)
+        parts = self._routed(by_game, by_table)
         if self._has_too_many(parts.keys()):
             self.give_up()
         if not parts or self.result.crowded:
@@ -266,57 +287,73 @@ class Stage:
         written = rows.select(task.schema.names).take(order).cast(task.schema)
         more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
         size = buffer_bytes(written)
-        for game, part in parts.items():
+        for name, part in parts.items():
             share = size * part[1] // rows.num_rows
-            self._try(game, partial(self._write_part, game, written.slice(*part), share, more.slice(*part)))
+            self._try(name, partial(self._write_part, name, written.slice(*part), share, more.slice(*part)))
         # Each game's part keeps the whole sorted table in memory: count the table.
         self._held += size
         if self._held > self._task.held_bytes:
             self._flush()
 
-    def _routed(self, by_game: Mapping[Any, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """The parts that the routing takes; notes which games are new, and the rows of the other names."""
+    def _routed(
+        self, by_game: Mapping[Any, tuple[int, int]], by_table: Mapping[Any, tuple[int, int]]
+    ) -> dict[str, tuple[int, int]]:
+        """The tables' parts that the routing takes; notes which games are new, and the rows of the other names."""
         routing = self._task.routing
         parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
-        return parts
+        if self._task.types is None:
+            return parts
+        taken = {name: part for name, part in by_table.items() if game_of(name) in parts}
+        of_types = defaultdict[str, set[str]](set)
+        for name in taken:
+            if type_of(name) is not None:
+                of_types[game_of(name)].add(name)
+        for game, names in of_types.items():
+            self.result.types[game] = self.result.types.get(game, frozenset()) | names
+        return taken
 
-    def _has_too_many(self, games: Collection[str]) -> bool:
+    def _has_too_many(self, tables: Collection[str]) -> bool:
         """Whether there are more new games than there is room for, or, with these, more than the task may write files of."""
         room = self._task.routing.room
         most = self._task.most_games
         too_many_new = room is not None and len(self._new) > room
-        return too_many_new or (most is not None and len(self._writers.keys() | games) > most)
+        return too_many_new or (most is not None and len(self._writers.keys() | tables) > most)
 
     def _flush(self) -> None:
-        """Write what the files of all games hold in memory."""
+        """Write what the files of all tables hold in memory."""
         self._held = 0
-        for game, writer in self._writers.items():
-            self._try(game, writer.flush)
+        for name, writer in self._writers.items():
+            self._try(name, writer.flush)
 
-    def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
+    def _write_part(self, name: str, rows: pa.Table, size: int, more: pa.Table) -> None:
+        above = self._task.above.get(name)
+        if above is not None:
+            is_later = pc.greater(rows.column("_batch"), above)
+            rows = rows.filter(is_later)
+            more = more.filter(is_later)
         if self._splitter is not None:
-            rows = self._splitter.keep(game, rows, more)
-        if self._task.old is not None and game in self._task.old.files:
+            rows = self._splitter.keep(name, rows, more)
+        if self._task.old is not None and name in self._task.old.files:
             # A copy: a slice would keep the rows of all games.
-            self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
+            self._keys.setdefault(name, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
         if rows.num_rows:
-            writer = self._writer(game, rows)
+            writer = self._writer(name, rows)
             writer.write(rows.select(writer.schema.names), size)
 
-    def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
-        """The game's writer; one with more columns if these rows have values in more."""
+    def _writer(self, name: str, rows: pa.Table) -> StagedWriter:
+        """The table's writer; one with more columns if these rows have values in more."""
         choice = self._task.choice
-        writer = self._writers.get(game)
-        known = self.result.columns.get(game, frozenset())
+        writer = self._writers.get(name)
+        known = self.result.columns.get(name, frozenset())
         sent = known if choice is None else known | choice.sent(rows)
         if writer is None or sent != known:
             schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
-            wider = StagedWriter(self._task.table(game), schema, game, short_lived=self._task.layer == "gold")
+            wider = StagedWriter(self._task.table(name), schema, game_of(name), short_lived=self._task.layer == "gold")
             wider.files = [] if writer is None else writer.close()
-            self._writers[game] = writer = wider
+            self._writers[name] = writer = wider
             if sent:
-                self.result.columns[game] = sent
+                self.result.columns[name] = sent
         return writer
 
     def _others(self) -> Iterator[tuple[str, pa.Table | Exception | None]]:
@@ -349,6 +386,7 @@ class OnePassTask:
     columns: PartialAggregate
     aggregate: bool
     most_games: int | None
+    types: TypeTables | None = None
 
     def fan_out(self, columns: ColumnMap) -> FanOut | None:
         """The fan-out of rows decoded to these columns; None: none of them names the game."""
@@ -366,6 +404,7 @@ class OnePassTask:
             held_bytes=BUFFER_BYTES // 2,  # bronze's rows wait beside them
             most_games=self.most_games,
             partial=own if self.aggregate and own.fits(schema) else None,
+            types=self.types,
         )
 
 

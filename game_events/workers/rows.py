@@ -17,16 +17,18 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from game_events.config.type_names import TypeTables
 from game_events.lakehouse.commits.group import ahead
-from game_events.lakehouse.data.columns import TIME
+from game_events.lakehouse.data.columns import MESSAGE_TYPE, TIME
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
 from game_events.lakehouse.data.staging import StagedWriter, buffer_bytes
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, of_type
 from game_events.workers.job import WorkerJob, numbers_of, task_numbers
 from game_events.workers.results import FanOutResult
 from game_events.workers.rules import Violations
@@ -174,15 +176,44 @@ class OldRows:
 
 def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
     """The order of the rows by game, and game -> start and length of its part in this order."""
-    codes = rows.column(game_column).combine_chunks().dictionary_encode(null_encoding="encode")
-    if isinstance(codes, pa.ChunkedArray):
-        codes = codes.combine_chunks()
-    numbers = codes.indices.to_numpy()
-    names = codes.dictionary.to_pylist()
+    numbers, names = _encoded(rows.column(game_column))
     # numpy sorts 16-bit numbers in linear time.
     order = np.argsort(numbers.astype(np.min_scalar_type(len(names))), kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(len(names) + 1)).tolist()
     return pa.array(order), {name: (bounds[n], bounds[n + 1] - bounds[n]) for n, name in enumerate(names)}
+
+
+def parts_by_type(
+    rows: pa.Table, game_column: str, types: TypeTables
+) -> tuple[pa.Array, dict[Any, tuple[int, int]], dict[str, tuple[int, int]]]:
+    """The order of the rows by game and message type; the parts of games, and those of what the tables are called."""
+    order, by_game = parts_by_game(rows, game_column)
+    if MESSAGE_TYPE not in rows.column_names:  # of bronze's rows from before it had the column
+        return order, by_game, by_game
+    written, full_names = _encoded(rows.column(MESSAGE_TYPE))
+    names = [types.name(full_name) for full_name in full_names]
+    known: list[str | None] = [None, *sorted({name for name in names if name is not None})]
+    number_of = {name: number for number, name in enumerate(known)}
+    type_numbers = np.array([number_of[name] for name in names])[written][order.to_numpy()]
+    games = list(by_game)
+    game_numbers = np.repeat(np.arange(len(games)), [length for _, length in by_game.values()])
+    codes = game_numbers * len(known) + type_numbers
+    within = np.argsort(codes.astype(np.min_scalar_type(len(games) * len(known))), kind="stable")
+    found, starts, lengths = np.unique(codes[within], return_index=True, return_counts=True)
+    by_table: dict[str, tuple[int, int]] = {}
+    for code, *part in zip(found.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        game = games[code // len(known)]
+        if isinstance(game, str):
+            by_table[of_type(game, known[code % len(known)])] = (part[0], part[1])
+    return order.take(pa.array(within)), by_game, by_table
+
+
+def _encoded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.integer[Any]], list[Any]]:
+    """The number of each value, and the values, NULL too."""
+    codes = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    if isinstance(codes, pa.ChunkedArray):
+        codes = codes.combine_chunks()
+    return codes.indices.to_numpy(), codes.dictionary.to_pylist()
 
 
 def has_key(rows: pa.Table, keys: pa.Table) -> pa.Array:

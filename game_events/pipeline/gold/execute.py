@@ -144,7 +144,7 @@ def _aggregated(
     `few`: one task reads new rows. `has_rules`: rules are evaluated on the rows, so only those that change may be among them.
     """
     aggregate = run.aggregate
-    columns, clashes = _columns(run.pipeline, (plan.silver for plan in plans.values()))
+    columns, clashes = _columns(run.pipeline, (table for plan in plans.values() for table in plan.silver_tables))
     try:
         rows = _new_aggregates(run, plans, columns, few=few)
         schema = arrow_schema(rows.drop(GAME), aggregate)
@@ -301,7 +301,8 @@ def new_rows(
         rows = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
     else:
         columns = StructType([f for f in columns.fields if f.name in {*needed, entity, "_batch"}])
-        rows = _by_size_of_file(pipeline, {game: plan.new for game, plan in plans.items()}, columns, few=few)
+        files = {name: of_table for plan in plans.values() for name, of_table in plan.new.by_table.items()}
+        rows = _by_size_of_file(pipeline, files, columns, few=few)
     if not all(plan.new.exact for plan in plans.values()):
         rows = _of_later_batches(pipeline, rows, plans)
     rows = rows.withColumn(GAME, F.col(quoted(entity)))
@@ -320,13 +321,13 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
     small: list[FilePart] = []
     large: list[str] = []
     count = 0
-    for game, of_game in files.items():
-        light, heavy = of_game.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
-        small += (FilePart(silver_name(game), path) for path in light.paths)
+    for name, of_table in files.items():
+        light, heavy = of_table.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
+        small += (FilePart(silver_name(name), path) for path in light.paths)
         large += heavy.files
         count += light.rows
     if not small or (large and len(small) * OPEN_S - count * ROW_S < BOTH_S):
-        return read_files(pipeline.spark, list(chain.from_iterable(of_game.files for of_game in files.values())), columns)
+        return read_files(pipeline.spark, list(chain.from_iterable(of_table.files for of_table in files.values())), columns)
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
     schema = pa.schema(Schema.from_json(columns.json()))
     tasks = 1 if few else 1 + count // TASK_ROWS

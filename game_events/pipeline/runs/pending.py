@@ -244,7 +244,7 @@ class _Search:
 
     def lost_by_layer(self, state: Progress) -> dict[str, dict[str, str]]:
         """Layer -> game -> name of its deleted or restored table, with what happened."""
-        routing = Routing(frozenset(self._pipeline.settings.games))
+        routing = Routing.of(self._pipeline.settings)
         # Tables of games that are not allowed any more are not rebuilt.
         games = sorted(game for game in state.games if routing.refusal(game) is None)
         lost: dict[str, dict[str, str]] = {

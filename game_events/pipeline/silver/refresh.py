@@ -13,15 +13,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from deltalake import DeltaTable
+
+from game_events.config.type_names import SEPARATOR, TypeTables
 from game_events.errors import ConfigurationError, ConflictError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import refuse_restored
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, erasures, incarnation, restored, txns
+from game_events.lakehouse.commits.transactions import (
+    BronzeIdentity,
+    Txn,
+    counter,
+    erasures,
+    incarnation,
+    restored,
+    txns,
+    types_digest,
+)
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
@@ -58,6 +70,16 @@ class SilverRun:
     def whole(self) -> bool:
         """Whether the low watermark moves."""
         return self.games is None and not self.full
+
+    @property
+    def types(self) -> TypeTables | None:
+        """Which message types have tables of their own; None: none has."""
+        return self.pipeline.settings.type_tables
+
+    @property
+    def retires_types(self) -> bool:
+        """Whether tables of message types, made by other settings, are emptied."""
+        return self.full and self.types is None and any(BY_TYPES in made for made in _columns_of(self.state))
 
 
 @dataclass
@@ -112,7 +134,7 @@ def _stage_from_watermark(
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
     starts: dict[str, GameStart] = {}
-    for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
+    for game, start in starts_of(run, decisions, sorted(result.games), redecide=False, staged=result).items():
         if isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start):
             starts[game] = replace(start, read_after=floor)
             continue
@@ -134,7 +156,7 @@ def _stage_from_tables(
     if not starts:
         return starts, FanOutResult()
     pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
-    routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
+    routed = Routing.of(pipeline.settings, only=starts)
     lowest = min(start.read_after for start in starts.values())
     result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions))
     failpoints.reach("silver_replanned")
@@ -193,7 +215,8 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     refused = _refused(pipeline, known, result)
     for game in refused:
         drop(pipeline, result, game)
-        remove_empty_folder(pipeline.lakehouse.silver(game))
+        for name in result.tables(game):
+            remove_empty_folder(pipeline.lakehouse.silver(name))
     unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
     unrouted[OVER_LIMIT] += sum(refused.values())
     return result, unrouted
@@ -212,10 +235,16 @@ def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mappi
     return refused
 
 
-def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
-    """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
+def starts_of(
+    run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool, staged: FanOutResult | None = None
+) -> dict[str, GameStart | str]:
+    """Game -> from which batch it is staged, by its own tables and quarantine's decisions; or why its tables cannot be read.
+
+    `staged`: of a pass over all games, of whose message types' tables only those are opened that it has rows of.
+    """
     bronze = run.source.bronze
     needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
+    listed = _listed_types(run)
 
     def start(game: str) -> GameStart:
         handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
@@ -230,7 +259,7 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
         begin = 0 if taken is None or whole or again else taken
         if handle is not None and begin == 0:
             run.pipeline.lakehouse.silver(game).writable(handle, replaced=True)
-        return GameStart(
+        begun = GameStart(
             handle,
             taken,
             begin,
@@ -238,8 +267,81 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
             rejections_decided_to=decided or 0,
             judge_again=again,
         )
+        if game not in listed and not (run.types is not None and counter(handle, Txn.TYPES)):
+            return begun
+        return _with_types(run, begun, game, listed.get(game, []), staged)
 
     return for_games(games, guarded(start))
+
+
+def _listed_types(run: SilverRun) -> Mapping[str, list[str]]:
+    """Game -> the tables of its message types; none, without a look, where there cannot be any."""
+    lakehouse = run.pipeline.lakehouse
+    if run.types is not None:
+        return lakehouse.type_tables()
+    return lakehouse.type_tables(always=True) if run.retires_types else {}
+
+
+def _with_types(run: SilverRun, start: GameStart, game: str, listed: list[str], staged: FanOutResult | None) -> GameStart:
+    """The start of a game that has tables for message types, which are looked at beside its own one.
+
+    | what they are like | then |
+    |---|---|
+    | of the incarnation of the game's own table, and not restored | rows up to their own batch are left out |
+    | any is of another one (a crash within a replacement), of other contents of bronze, restored, or deleted | all are replaced |
+    """
+    lakehouse = run.pipeline.lakehouse
+    bronze = run.source.bronze
+    had_rows = staged.types.get(game, frozenset()) if staged is not None else frozenset(listed)
+    every = start.replace or start.judge_again
+
+    def opened_types(names: Collection[str]) -> dict[str, DeltaTable]:
+        tables = {name: run.pipeline.tables.open(lakehouse.silver(name)) for name in names}
+        return {name: table for name, table in tables.items() if table is not None}
+
+    types = opened_types([name for name in listed if every or name in had_rows])
+    whole = every or run.retires_types or _is_any_lost(bronze, start, listed, opened_types)
+    whole = whole or any(
+        bronze.taken(table) is None or incarnation(table) != incarnation(start.handle) or restored(table)
+        for table in types.values()
+    )
+    if whole:
+        types = opened_types(listed)
+        for name, table in types.items():
+            lakehouse.silver(name).writable(table, replaced=True)
+    needed = (bronze.app, bronze.erased_app, Txn.INCARNATION, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
+    for table in types.values():
+        txns(table, needed)
+    reached = {name: bronze.taken(table) or 0 for name, table in types.items()}
+    begin = 0 if whole else start.read_after
+    return replace(
+        start,
+        read_after=begin,
+        replace=start.handle is not None and begin == 0,
+        types=types,
+        renews_types=whole,
+        listed_types=listed,
+        ahead={} if whole else {name: batch for name, batch in reached.items() if batch > begin},
+        furthest=max(reached.values(), default=0),
+    )
+
+
+def _is_any_lost(
+    bronze: BronzeIdentity,
+    start: GameStart,
+    listed: Collection[str],
+    opened_types: Callable[[Collection[str]], Mapping[str, DeltaTable]],
+) -> bool:
+    """Whether a table of a message type is gone that the game's own table knows.
+
+    A crash before the commit of the latter may have left tables that it does not know: with one version, of later batches.
+    """
+    known = counter(start.handle, Txn.TYPES)
+    if start.handle is None or known == types_digest(listed):
+        return False
+    tables = opened_types(listed)
+    left = [name for name, table in tables.items() if not table.version() and (bronze.taken(table) or 0) > start.read_after]
+    return known != types_digest(tables.keys() - left)
 
 
 def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: GameStart) -> bool:
@@ -250,14 +352,14 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Gam
     | none | if the watermark is 0, or no row of the game can be below it: the game is new, and its name was never left out |
     | of other contents of bronze | if the watermark is 0: the staged rows replace the table |
     | restored, or to be replaced | no |
-    | ahead of the watermark (a crash, a concurrent run) | no: rows would be added twice |
+    | ahead of the watermark (a crash, a concurrent run), or a table of its message types is | no: rows would be added twice |
     | behind its known batch, or one in which its name may have been left out | no: rows are missing below the watermark |
     | else | yes |
 
     And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
     """
     floor = state.floor(Layer.SILVER)
-    if game in state.failed_in(Layer.SILVER) or _lacks_decided_rows(decisions, game, start):
+    if game in state.failed_in(Layer.SILVER) or _lacks_decided_rows(decisions, game, start) or start.furthest > floor:
         return False
     if start.handle is None:
         return not floor or (game not in state.games and not state.left_out_to(game))
@@ -399,6 +501,9 @@ def _list_asked_games(run: SilverRun, passed: PassResult) -> None:
     if run.full:
         # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
         _note_replaced(run, passed.retry)
+        if run.types is not None:  # and after one between the commits of a game's tables, the next run must finish them
+            why = note(run.pipeline, REPLACED)
+            run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending(Layer.SILVER, passed.retry, why))
 
 
 def _pass_from_watermark(run: SilverRun, passed: PassResult) -> None:
@@ -465,25 +570,55 @@ def _with_readmitted(run: SilverRun) -> Progress:
 
 
 def _refuse_another_column(run: SilverRun) -> None:
-    """Refuse another entity column: older rows would be missing in its games' tables, and stay in those of the other one.
+    """Refuse another entity column, or other tables for message types: older rows would be missing, or stay in both.
 
-    A full refresh of all tables notes it before any commit: until its end, tables are of either column.
+    A full refresh of all tables notes it before any commit: until its end, tables are of either.
     """
     made_by = _columns_of(run.state)
-    now = run.pipeline.settings.entity_column
+    now = _made_by_settings(run)
     if made_by <= {now}:
         return
     if not run.full or run.games is not None:
-        columns = " and ".join(map(repr, sorted(made_by)))
+        raise ConfigurationError(_other_settings(run, made_by, now))
+    odd = sorted(game for game in run.state.games if SEPARATOR in game) if run.types is not None else []
+    if odd:
         raise ConfigurationError(
-            f"GAME_EVENTS_ENTITY_COLUMN is {now!r}, and silver's tables were made by {columns}: nothing was added. Make all "
-            "of them again with `game-events run --full-refresh silver`" + (", or set it back" if len(made_by) == 1 else "")
+            f"GAME_EVENTS_SILVER_PER=entity_and_type: {first_few(odd, SHOWN, ', ')} has two underscores in a row, which stand "
+            "between game and type in the names of tables: nothing was changed. Set it back to entity"
         )
     run.pipeline.progress.update(run.source.bronze.key, lambda state: _made_by(state, {*_columns_of(state), now}))
 
 
+def _other_settings(run: SilverRun, made_by: Collection[str], now: str) -> str:
+    """Why silver is not added to, by what its tables were made (`_made_by_settings`)."""
+    again = "nothing was added. Make all of them again with `game-events run --full-refresh silver`"
+    back = ", or set it back" if len(made_by) == 1 else ""
+    column = run.pipeline.settings.entity_column
+    columns = sorted({made.partition(BY_TYPES)[0] for made in made_by})
+    if columns != [column]:
+        by = " and ".join(map(repr, columns))
+        return f"GAME_EVENTS_ENTITY_COLUMN is {column!r}, and silver's tables were made by {by}: {again}{back}"
+    kinds = [f"with tables for {types}" if types else "for games alone" for _, _, types in (m.partition(BY_TYPES) for m in made_by)]
+    *_, types = now.partition(BY_TYPES)
+    wanted = f"ask for tables for {types}" if types else "ask for tables for games alone"
+    return (
+        f"GAME_EVENTS_SILVER_PER and GAME_EVENTS_SILVER_TYPES {wanted}, and silver's tables were made "
+        f"{' and '.join(sorted(kinds))}: {again}{back}"
+    )
+
+
+#: Between the entity column and the types with tables of their own, in what silver's tables were made by.
+BY_TYPES = " by "
+
+
+def _made_by_settings(run: SilverRun) -> str:
+    """What decides in which table a row is; without a slash."""
+    column = run.pipeline.settings.entity_column
+    return column if run.types is None else f"{column}{BY_TYPES}{run.types.definition}"
+
+
 def _columns_of(state: Progress) -> set[str]:
-    """The entity columns by which silver's tables were made (none has a slash); none: not known."""
+    """What silver's tables were made by: entity columns, with the types that have tables (none has a slash); none: not known."""
     return set(filter(None, state.marks.get(Layer.SILVER, Mark()).definition.split("/")))
 
 
@@ -535,7 +670,7 @@ def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, mo
     `failed`: games that may still have rows by another column, if they have a table.
     """
     known = _columns_of(state)
-    now = run.pipeline.settings.entity_column
+    now = _made_by_settings(run)
     if known <= {now}:
         return _made_by(state, {now}) if moved or known else state
     tables = run.pipeline.lakehouse.silver

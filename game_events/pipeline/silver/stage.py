@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -35,8 +35,8 @@ from game_events.errors import (
     some_columns,
 )
 from game_events.extending import SilverTransformation
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
-from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, column_map
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, incarnation
+from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, MESSAGE_TYPE, OWN_COLUMNS, column_map
 from game_events.lakehouse.data.reading import FileSelection, parts_of, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import NO_HEADERS, read_files, spark_schema
 from game_events.lakehouse.storage import explain
@@ -268,6 +268,11 @@ class GameStart:
         replace: the staged rows replace those of the table.
         rejections_decided_to: last bronze batch for which quarantine has decided which rows are rejected.
         judge_again: the rules in force decide on all its rows again.
+        types: what the tables of its message types are called -> handle, of those that are read or replaced.
+        renews_types: the staged rows replace those of these tables, too.
+        listed_types: what all tables of its message types are called.
+        ahead: those of them that keep rows of later batches than `read_after`, as after a crash -> up to which batch.
+        furthest: last bronze batch in any of `types`.
     """
 
     handle: DeltaTable | None
@@ -276,11 +281,23 @@ class GameStart:
     replace: bool = False
     rejections_decided_to: int = 0
     judge_again: bool = False
+    types: Mapping[str, DeltaTable] = field(default_factory=dict)
+    renews_types: bool = False
+    listed_types: Collection[str] = ()
+    ahead: Mapping[str, int] = field(default_factory=dict)
+    furthest: int = 0
+
+    @property
+    def incarnation(self) -> int:
+        """The highest one of its tables: they differ between the commits of one replacement."""
+        return max(map(incarnation, (self.handle, *self.types.values())))
 
     def is_behind(self, batch: int) -> bool:
         """Whether rows up to this batch would replace, or decide again, rows of later ones."""
-        return (self.replace and (self.last_batch_in_table or 0) > batch) or (
-            self.judge_again and self.rejections_decided_to > batch
+        return (
+            self.furthest > batch
+            or (self.replace and (self.last_batch_in_table or 0) > batch)
+            or (self.judge_again and self.rejections_decided_to > batch)
         )
 
 
@@ -330,7 +347,11 @@ class Staging:
         settings = source.pipeline.settings
         entity = settings.entity_column
         lakehouse = source.pipeline.lakehouse
-        return FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
+        task = FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
+        if settings.type_tables is None:
+            return task
+        above = {name: batch for start in (self.starts or {}).values() for name, batch in start.ahead.items()}
+        return replace(task, types=settings.type_tables, above=above)
 
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
@@ -349,8 +370,8 @@ class Staging:
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
         # How many games there are and how uneven, where that decides how the work is divided.
-        sample = self._games_in_sample() if by_workers or not games else Counter[object]()
-        games = games or len(sample)
+        sample = self._tables_in_sample() if by_workers or not games else Counter[tuple[object, ...]]()
+        games = max(games, len(sample)) if self.task.types is not None else games or len(sample)
         task = replace(self.task, outcome=outcome)
         try:
             read = self._read_by_workers(games, sample, outcome) if by_workers else None
@@ -369,9 +390,12 @@ class Staging:
         asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
         return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
 
-    def _read_by_workers(self, games: int, sample: Counter[object], outcome: RuleOutcome | None) -> FileRows | None:
+    def _read_by_workers(self, games: int, sample: Counter[tuple[object, ...]], outcome: RuleOutcome | None) -> FileRows | None:
         """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
-        largest = max(sample.values(), default=0) / max(1, sample.total())
+        by_game = Counter[object]()
+        for (game, *_), rows in sample.items():
+            by_game[game] += rows
+        largest = max(by_game.values(), default=0) / max(1, sample.total())
         shares = shares_for(self.files.rows, games, largest)
         if is_shuffled(self.files.rows, games, shares):
             return None
@@ -417,18 +441,24 @@ class Staging:
         by = pipeline.settings.entity_column
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
-    def _games_in_sample(self) -> Counter[object]:
-        """Name -> rows in the first row group of some files; none if there are few rows, which are not divided by it."""
+    def _tables_in_sample(self) -> Counter[tuple[object, ...]]:
+        """Name, and type where types have tables -> rows in the first row group of some files.
+
+        None if there are few rows, which are not divided by it.
+        """
         if self.files.rows <= TASK_ROWS:
             return Counter()
         bronze = self.source.pipeline.bronze
         entity = self.source.base.field(self.source.pipeline.settings.entity_column)
+        types = self.source.pipeline.settings.type_tables
+        wanted = [entity] if types is None else [entity, OWN_COLUMNS.field(MESSAGE_TYPE)]
         step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
-        names = Counter[object]()
+        names = Counter[tuple[object, ...]]()
         some = self.files.paths[::step]
-        for rows in read_parts(bronze, pa.schema([entity]), some, row_groups=slice(1)):
-            counted = rows.column(0).value_counts()
-            names.update(dict(zip(*(counted.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
+        for rows in read_parts(bronze, pa.schema(wanted), some, row_groups=slice(1)):
+            counted = rows.group_by(rows.column_names).aggregate([([], "count_all")]).to_pydict()
+            *keys, counts = counted.values()
+            names.update(dict(zip(zip(*keys, strict=True), counts, strict=True)))
         return names
 
     @property
