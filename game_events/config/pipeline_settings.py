@@ -241,7 +241,8 @@ class TableSettings(SettingsGroup):
             return self
         if self.silver_layout == "partitioned":
             raise ValueError(
-                "GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_LAYOUT=tables: a partitioned table has all types"
+                "GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_LAYOUT=tables: a partitioned table has all "
+                "types"
             )
         if odd := [game for game in self.games if SEPARATOR in game]:
             raise ValueError(

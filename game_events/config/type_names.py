@@ -1,8 +1,8 @@
 """Names of the tables that message types have of their own (`SILVER_PER=entity_and_type`).
 
-A type's name in the names of tables is a pure function of its full name and of the settings: it depends neither on the order in
-which types arrive nor on what tables there are. Between the game and it are two underscores, `silver_rummy__level_start_events`:
-with one, game `a` with type `b_c`, game `a_b` with type `c`, and game `a_b_c` would have one table.
+A type's name in the names of tables is a pure function of its full name and of the settings: it depends neither on the order
+in which types arrive nor on what tables there are. Between game and type are two underscores, `silver_rummy__paid_events`: with
+one, game `a` with type `b_c`, game `a_b` with type `c`, and game `a_b_c` would have one table.
 """
 
 from __future__ import annotations
@@ -18,6 +18,26 @@ from game_events.errors import ConfigurationError
 
 #: Between game and type in the names of tables. No game has it in its name while there are tables for each type.
 SEPARATOR = "__"
+
+#: Between a game and one of its message types, in what code calls silver's tables: `rummy`, and `rummy:level_start`, a table
+#: with the rows of that type alone. Neither has one in its name; in the names of folders it is `SEPARATOR`.
+TYPE_MARK = ":"
+
+
+def of_type(game: str, message_type: str | None) -> str:
+    """What a table of silver is called: a game's own, or that of one of its message types."""
+    return game if message_type is None else f"{game}{TYPE_MARK}{message_type}"
+
+
+def game_of(name: str) -> str:
+    """The game of a table of silver, by what it is called (`of_type`)."""
+    return name.partition(TYPE_MARK)[0]
+
+
+def type_of(name: str) -> str | None:
+    """The message type that a table of silver has alone; None: it is the game's own."""
+    return name.partition(TYPE_MARK)[2] or None
+
 
 #: Characters of a type's name at most: of a longer one the first ones, and a digest of the full name.
 LONGEST = 40

@@ -27,7 +27,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.names import FORMER_OWN, GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
-from game_events.config.type_names import SEPARATOR
+from game_events.config.type_names import SEPARATOR, TYPE_MARK, game_of, of_type, type_of
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
@@ -126,26 +126,6 @@ AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, SILVER, UNIFIED, *OWN})
-
-
-#: Between a game and one of its message types, in what silver's code calls its tables: `rummy`, and `rummy:level_start`, a table
-#: with the rows of that type alone. Neither has one in its name; in the names of folders it is `SEPARATOR`.
-TYPE_MARK = ":"
-
-
-def of_type(game: str, message_type: str | None) -> str:
-    """What a table of silver is called: a game's own, or that of one of its message types."""
-    return game if message_type is None else f"{game}{TYPE_MARK}{message_type}"
-
-
-def game_of(name: str) -> str:
-    """The game of a table of silver, by what it is called (`of_type`)."""
-    return name.partition(TYPE_MARK)[0]
-
-
-def type_of(name: str) -> str | None:
-    """The message type that a table of silver has alone; None: it is the game's own."""
-    return name.partition(TYPE_MARK)[2] or None
 
 
 def silver_name(name: str) -> str:

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.config.settings import Settings
-from game_events.config.type_names import SEPARATOR, TypeTables
+from game_events.config.type_names import SEPARATOR, TypeTables, game_of, type_of
 from game_events.decoding.columns import ColumnMap, level_of
 from game_events.errors import LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
-from game_events.lakehouse.tables import Lakehouse, Layer, Table, game_of, is_game, type_of
+from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game, parts_by_type

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from game_events.config.type_names import game_of
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import RegistrySchema
 from game_events.errors import LostFileError, TransientError
 from game_events.lakehouse.data.staging import StagedFile, discard, remove_empty_folder
 from game_events.lakehouse.storage import explain
-from game_events.lakehouse.tables import Table, game_of
+from game_events.lakehouse.tables import Table
 from game_events.sources.source import Offsets
 
 Merge = Callable[[Any, Any], Any]
@@ -252,7 +253,7 @@ class FanOutResult(Summed):
             self.failed[game] = f"its files cannot be written: {known or error}"
 
     def discard(self, table: Callable[[str], Table]) -> None:
-        """Delete the files, which no commit names, and the folders of tables that were not made; `table`: of what it is called."""
+        """Delete the files, which no commit names, and the folders of tables that were not made; `table`: that of a name."""
         for name, files in self.files.items():
             discard(table(name), files)
             remove_empty_folder(table(name))

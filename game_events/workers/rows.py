@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from game_events.config.type_names import TypeTables
+from game_events.config.type_names import TypeTables, of_type
 from game_events.lakehouse.commits.group import ahead
 from game_events.lakehouse.data.columns import MESSAGE_TYPE, TIME
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
 from game_events.lakehouse.data.staging import StagedWriter, buffer_bytes
-from game_events.lakehouse.tables import Lakehouse, of_type
+from game_events.lakehouse.tables import Lakehouse
 from game_events.workers.job import WorkerJob, numbers_of, task_numbers
 from game_events.workers.results import FanOutResult
 from game_events.workers.rules import Violations

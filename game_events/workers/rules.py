@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.config.type_names import game_of
 from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, OWN_COLUMNS, QUARANTINE_COLUMNS, TIME, none_if_empty
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.tables import Layer, Table, game_of
+from game_events.lakehouse.tables import Layer, Table
 from game_events.rules import Action, Rule, RuleLayer
 from game_events.workers.results import RuleCounts
 

@@ -91,7 +91,7 @@ class Txn(StrEnum):
     ROWS_DROPPED = "rows_dropped"
     #: Silver: rows that rules have put into quarantine since its rows were replaced. Reconciliation adds it, too.
     ROWS_QUARANTINED = "rows_quarantined"
-    #: Silver, a game's own table: digest of what the tables of its message types are called. One that was deleted is found by it.
+    #: Silver, a game's own table: digest of what the tables of its message types are called, by which a deleted one is found.
     TYPES = "types"
 
     # From layer to layer.

@@ -34,12 +34,9 @@ from game_events.lakehouse.commits.group import for_games, guarded, opened
 from game_events.lakehouse.commits.transactions import (
     BronzeIdentity,
     Txn,
-    counter,
-    incarnation,
     restored,
     silver_app,
     txn,
-    types_digest,
 )
 from game_events.lakehouse.data.columns import AGGREGATE, COMMENT, has_decoded_columns
 from game_events.lakehouse.data.reading import BATCH_INFO, FileSelection, SelectedFiles, selection
@@ -51,6 +48,7 @@ from game_events.lakehouse.tables import Table, add_actions, names_of, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import CheckResult
 from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.type_tables import open_types
 from game_events.spark.schemas import quoted
 
 log = logging.getLogger(__name__)
@@ -120,9 +118,7 @@ def plan_games(run: GoldRun, games: Collection[str]) -> tuple[dict[str, GamePlan
     return plans, {game: item for game, item in planned.items() if isinstance(item, str)}
 
 
-def _plan(
-    run: GoldRun, known: Collection[str], nested: frozenset[str], game: str, listed: Collection[str]
-) -> GamePlan | None:
+def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: str, listed: Collection[str]) -> GamePlan | None:
     """One game's plan; `known`: names of `key_and_time`; `nested`: names of bronze's nested columns.
 
     `listed`: the tables of the game's message types. None if gold has all rows of silver, or silver is missing, has rows of
@@ -144,6 +140,7 @@ def _plan(
         return None
     types = open_types(run.pipeline, run.bronze, silver, listed)
     if types is None:
+        log.info("silver=%s tables_of_its_types=between_commits", silver.table_uri)
         return None
     _require_key_and_time(run, silver, known)
     full = again or _needs_all_rows(aggregate, nested.union(*map(_nested, (silver, *types.values()))))
@@ -166,25 +163,6 @@ def _plan(
         else None,
         types=types,
     )
-
-
-def open_types(
-    pipeline: Pipeline, bronze: BronzeIdentity, silver: DeltaTable, listed: Collection[str]
-) -> dict[str, DeltaTable] | None:
-    """The tables of a game's message types, opened after its own one, `silver`; None: not all are as that one says.
-
-    `listed`: what they are called, by a look at the folders before.
-    """
-    if not pipeline.lakehouse.per_type:
-        return {}
-    there = {name: pipeline.tables.open_to_read(pipeline.lakehouse.silver(name)) for name in listed}
-    tables: dict[str, DeltaTable] = {name: table for name, table in there.items() if table is not None}
-    upto = bronze.taken(silver) or 0
-    fits = all(incarnation(table) == incarnation(silver) and (bronze.taken(table) or 0) <= upto for table in tables.values())
-    if fits and types_digest(tables) == counter(silver, Txn.TYPES):
-        return tables
-    log.info("silver=%s tables_of_its_types=between_commits", silver.table_uri)
-    return None
 
 
 def _require_key_and_time(run: GoldRun, silver: DeltaTable, known: Collection[str]) -> None:

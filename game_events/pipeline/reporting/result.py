@@ -203,6 +203,7 @@ class TableReport:
         error: why nothing was committed, if so.
         dropped, quarantined: rows that rules rejected in this run.
         violations: rule -> rows that violate it, of the rules that were violated; None: no rule was evaluated.
+        message_type: of silver: the one that has this table, as it is called there; None: the table is the game's own.
     """
 
     layer: str
@@ -224,6 +225,12 @@ class TableReport:
     violations: Counter[str] | None = merged(
         lambda first, second: first if second is None else (first or Counter()) + second, NoneType
     )
+    message_type: str | None = None
+
+    @property
+    def partition(self) -> str | None:
+        """The partition of Dagster's asset: game, or game and message type."""
+        return self.game if self.message_type is None else f"{self.game}/{self.message_type}"
 
     def __post_init__(self) -> None:
         # A plain text: Dagster's serializer does not know this project's enums.
@@ -540,7 +547,8 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
         games: dict[str, dict[str, int]] = {game: {} for game in sorted({t.game for t in self.tables if t.game})}
         for table in committed:
             if table.game:
-                games[table.game][table.layer] = table.rows
+                of_game = games[table.game]
+                of_game[table.layer] = table.rows + (of_game.get(table.layer, 0) if table.layer == Layer.SILVER else 0)
         return games
 
     def _json_of_fields(self) -> dict[str, object]:

@@ -113,7 +113,9 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
     settings = pipeline.settings
     known = set(state.games)
-    rows = rows.select(F.col(settings.entity_column).alias("game")).where(is_valid(F.col("game"), Routing.of(settings).reserved))
+    rows = rows.select(F.col(settings.entity_column).alias("game")).where(
+        is_valid(F.col("game"), Routing.of(settings).reserved)
+    )
     if settings.games:
         rows = rows.where(F.col("game").isin(*settings.games))
     most = len(known) + (len(settings.games) or most_games(settings))

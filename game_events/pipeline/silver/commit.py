@@ -9,6 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
+from game_events.config.type_names import game_of, type_of
 from game_events.lakehouse.commits.commit import Commit, Landed
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, txn, txns, types_digest
@@ -16,7 +17,7 @@ from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.data.reading import BATCH_INFO, files_with
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.tables import Layer, game_of, names_of, silver_name, table_id, type_of, version_of
+from game_events.lakehouse.tables import Layer, names_of, silver_name, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality import Decisions, RejectionDecision, Rewritten, decide, failed_rules, judge
 from game_events.pipeline.quarantine import file_name, marked_files

@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from deltalake import DeltaTable
-
-from game_events.config.type_names import SEPARATOR, TypeTables
-from game_events.errors import ConfigurationError, ConflictError, ExtensionError, LostFileError, first_few
+from game_events.errors import ConflictError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import refuse_restored
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.transactions import (
     BronzeIdentity,
     Txn,
-    counter,
     erasures,
     incarnation,
     restored,
     txns,
-    types_digest,
 )
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.staging import remove_empty_folder
-from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
+from game_events.lakehouse.system_tables import Admission, Progress
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout import OnePass
@@ -46,7 +41,9 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
+from game_events.pipeline.silver.made_by import EndOfRun, refuse_other_settings, retires_types
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, stage_games
+from game_events.pipeline.silver.type_tables import TypesOfGames
 from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.workers.results import FanOutResult
 
@@ -70,16 +67,6 @@ class SilverRun:
     def whole(self) -> bool:
         """Whether the low watermark moves."""
         return self.games is None and not self.full
-
-    @property
-    def types(self) -> TypeTables | None:
-        """Which message types have tables of their own; None: none has."""
-        return self.pipeline.settings.type_tables
-
-    @property
-    def retires_types(self) -> bool:
-        """Whether tables of message types, made by other settings, are emptied."""
-        return self.full and self.types is None and any(BY_TYPES in made for made in _columns_of(self.state))
 
 
 @dataclass
@@ -244,7 +231,7 @@ def starts_of(
     """
     bronze = run.source.bronze
     needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
-    listed = _listed_types(run)
+    types = TypesOfGames.of(run.pipeline, bronze, retired=retires_types(run.pipeline, run.state, full=run.full))
 
     def start(game: str) -> GameStart:
         handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
@@ -267,81 +254,9 @@ def starts_of(
             rejections_decided_to=decided or 0,
             judge_again=again,
         )
-        if game not in listed and not (run.types is not None and counter(handle, Txn.TYPES)):
-            return begun
-        return _with_types(run, begun, game, listed.get(game, []), staged)
+        return begun if types is None else types.started(begun, game, staged)
 
     return for_games(games, guarded(start))
-
-
-def _listed_types(run: SilverRun) -> Mapping[str, list[str]]:
-    """Game -> the tables of its message types; none, without a look, where there cannot be any."""
-    lakehouse = run.pipeline.lakehouse
-    if run.types is not None:
-        return lakehouse.type_tables()
-    return lakehouse.type_tables(always=True) if run.retires_types else {}
-
-
-def _with_types(run: SilverRun, start: GameStart, game: str, listed: list[str], staged: FanOutResult | None) -> GameStart:
-    """The start of a game that has tables for message types, which are looked at beside its own one.
-
-    | what they are like | then |
-    |---|---|
-    | of the incarnation of the game's own table, and not restored | rows up to their own batch are left out |
-    | any is of another one (a crash within a replacement), of other contents of bronze, restored, or deleted | all are replaced |
-    """
-    lakehouse = run.pipeline.lakehouse
-    bronze = run.source.bronze
-    had_rows = staged.types.get(game, frozenset()) if staged is not None else frozenset(listed)
-    every = start.replace or start.judge_again
-
-    def opened_types(names: Collection[str]) -> dict[str, DeltaTable]:
-        tables = {name: run.pipeline.tables.open(lakehouse.silver(name)) for name in names}
-        return {name: table for name, table in tables.items() if table is not None}
-
-    types = opened_types([name for name in listed if every or name in had_rows])
-    whole = every or run.retires_types or _is_any_lost(bronze, start, listed, opened_types)
-    whole = whole or any(
-        bronze.taken(table) is None or incarnation(table) != incarnation(start.handle) or restored(table)
-        for table in types.values()
-    )
-    if whole:
-        types = opened_types(listed)
-        for name, table in types.items():
-            lakehouse.silver(name).writable(table, replaced=True)
-    needed = (bronze.app, bronze.erased_app, Txn.INCARNATION, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
-    for table in types.values():
-        txns(table, needed)
-    reached = {name: bronze.taken(table) or 0 for name, table in types.items()}
-    begin = 0 if whole else start.read_after
-    return replace(
-        start,
-        read_after=begin,
-        replace=start.handle is not None and begin == 0,
-        types=types,
-        renews_types=whole,
-        listed_types=listed,
-        ahead={} if whole else {name: batch for name, batch in reached.items() if batch > begin},
-        furthest=max(reached.values(), default=0),
-    )
-
-
-def _is_any_lost(
-    bronze: BronzeIdentity,
-    start: GameStart,
-    listed: Collection[str],
-    opened_types: Callable[[Collection[str]], Mapping[str, DeltaTable]],
-) -> bool:
-    """Whether a table of a message type is gone that the game's own table knows.
-
-    A crash before the commit of the latter may have left tables that it does not know: with one version, of later batches.
-    """
-    known = counter(start.handle, Txn.TYPES)
-    if start.handle is None or known == types_digest(listed):
-        return False
-    tables = opened_types(listed)
-    left = [name for name, table in tables.items() if not table.version() and (bronze.taken(table) or 0) > start.read_after]
-    return known != types_digest(tables.keys() - left)
 
 
 def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: GameStart) -> bool:
@@ -448,7 +363,7 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     """
     pipeline = run.pipeline
     passed = PassResult(redecided=run.state.redecided)
-    _refuse_another_column(run)
+    refuse_other_settings(pipeline, run.state, run.source.bronze.key, may_change=run.full and run.games is None)
     if run.whole:
         run = replace(run, state=_with_readmitted(run))
         _pass_from_watermark(run, passed)
@@ -501,7 +416,8 @@ def _list_asked_games(run: SilverRun, passed: PassResult) -> None:
     if run.full:
         # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
         _note_replaced(run, passed.retry)
-        if run.types is not None:  # and after one between the commits of a game's tables, the next run must finish them
+        if run.pipeline.settings.type_tables is not None:
+            # After one between the commits of a game's tables, the next run must finish them.
             why = note(run.pipeline, REPLACED)
             run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending(Layer.SILVER, passed.retry, why))
 
@@ -569,63 +485,6 @@ def _with_readmitted(run: SilverRun) -> Progress:
     return noted(state)
 
 
-def _refuse_another_column(run: SilverRun) -> None:
-    """Refuse another entity column, or other tables for message types: older rows would be missing, or stay in both.
-
-    A full refresh of all tables notes it before any commit: until its end, tables are of either.
-    """
-    made_by = _columns_of(run.state)
-    now = _made_by_settings(run)
-    if made_by <= {now}:
-        return
-    if not run.full or run.games is not None:
-        raise ConfigurationError(_other_settings(run, made_by, now))
-    odd = sorted(game for game in run.state.games if SEPARATOR in game) if run.types is not None else []
-    if odd:
-        raise ConfigurationError(
-            f"GAME_EVENTS_SILVER_PER=entity_and_type: {first_few(odd, SHOWN, ', ')} has two underscores in a row, which stand "
-            "between game and type in the names of tables: nothing was changed. Set it back to entity"
-        )
-    run.pipeline.progress.update(run.source.bronze.key, lambda state: _made_by(state, {*_columns_of(state), now}))
-
-
-def _other_settings(run: SilverRun, made_by: Collection[str], now: str) -> str:
-    """Why silver is not added to, by what its tables were made (`_made_by_settings`)."""
-    again = "nothing was added. Make all of them again with `game-events run --full-refresh silver`"
-    back = ", or set it back" if len(made_by) == 1 else ""
-    column = run.pipeline.settings.entity_column
-    columns = sorted({made.partition(BY_TYPES)[0] for made in made_by})
-    if columns != [column]:
-        by = " and ".join(map(repr, columns))
-        return f"GAME_EVENTS_ENTITY_COLUMN is {column!r}, and silver's tables were made by {by}: {again}{back}"
-    kinds = [f"with tables for {types}" if types else "for games alone" for _, _, types in (m.partition(BY_TYPES) for m in made_by)]
-    *_, types = now.partition(BY_TYPES)
-    wanted = f"ask for tables for {types}" if types else "ask for tables for games alone"
-    return (
-        f"GAME_EVENTS_SILVER_PER and GAME_EVENTS_SILVER_TYPES {wanted}, and silver's tables were made "
-        f"{' and '.join(sorted(kinds))}: {again}{back}"
-    )
-
-
-#: Between the entity column and the types with tables of their own, in what silver's tables were made by.
-BY_TYPES = " by "
-
-
-def _made_by_settings(run: SilverRun) -> str:
-    """What decides in which table a row is; without a slash."""
-    column = run.pipeline.settings.entity_column
-    return column if run.types is None else f"{column}{BY_TYPES}{run.types.definition}"
-
-
-def _columns_of(state: Progress) -> set[str]:
-    """What silver's tables were made by: entity columns, with the types that have tables (none has a slash); none: not known."""
-    return set(filter(None, state.marks.get(Layer.SILVER, Mark()).definition.split("/")))
-
-
-def _made_by(state: Progress, columns: Collection[str]) -> Progress:
-    return replace(state, marks=state.marks | {Layer.SILVER: Mark("/".join(sorted(columns)))})
-
-
 def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
     why = note(run.pipeline, REPLACED)
     run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending_downstream(games, why))
@@ -643,7 +502,8 @@ def _progress(run: SilverRun, passed: PassResult, owed: dict[str, str], now: Pro
     after = now.done(Layer.SILVER, floor, passed.done, owed | passed.failed, seen)
     after = replace(after, redecided=max(passed.redecided, after.redecided))
     if run.games is None:
-        after = _with_column(run, after, passed.failed, moved=floor > now.floor(Layer.SILVER))
+        end = EndOfRun(run.pipeline, run.source.batch, run.full, frozenset(passed.failed))
+        after = end.noted(after, moved=floor > now.floor(Layer.SILVER))
     after = _with_pending_downstream(run, passed, now, after)
     if any(rows for why, rows in passed.unrouted.items() if why not in (INVALID, NO_NAME)):
         # The settings left rows out: other settings may let them in.
@@ -662,20 +522,3 @@ def _with_pending_downstream(run: SilverRun, passed: PassResult, now: Progress, 
     reached = max(now.floors.values(), default=0)
     late = [game for game, batch in passed.done.items() if now.games.get(game, 0) < batch <= reached]
     return after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
-
-
-def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:
-    """The progress with the entity columns by which the tables are made now; `moved`: the low watermark moves.
-
-    `failed`: games that may still have rows by another column, if they have a table.
-    """
-    known = _columns_of(state)
-    now = _made_by_settings(run)
-    if known <= {now}:
-        return _made_by(state, {now}) if moved or known else state
-    tables = run.pipeline.lakehouse.silver
-    # Batches that a run with another column has added meanwhile are missing, too.
-    if not run.full or state.floor(Layer.SILVER) > run.source.batch or any(tables(game).exists() for game in failed):
-        return _made_by(state, {*known, now})
-    # Names that there was no room for have rows below the low watermark, too.
-    return _made_by(replace(state, left_out=LeftOut(1, run.source.batch), counted=CountedRows()), {now})

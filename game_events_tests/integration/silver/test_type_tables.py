@@ -1,6 +1,7 @@
-"""A silver table for each message type of a game: every row in one of them, through increments, crashes and changed settings."""
+"""A silver table for each message type of a game: every row in one of them, also after crashes and changed settings."""
 
 import itertools
+import shutil
 from collections import Counter
 
 import duckdb
@@ -8,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
+from game_events.config.type_names import game_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.columns import OWN_COLUMNS
-from game_events.lakehouse.tables import Lakehouse, game_of
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.reporting.report import RunReport
@@ -112,10 +114,14 @@ TYPED = {"silver_per": "entity_and_type"}
 def test_each_type_of_each_game_has_its_rows_in_a_table_of_its_own_and_gold_reads_them_all(world):
     events = add(world(**TYPED), 1, wave())
     report = refreshed(world(**TYPED))
-    assert {t.table for t in report.of("silver")} == {by_type(g, t) for g in GAMES for t in TYPES} | {by_game(g, "") for g in GAMES}
+    assert {t.table for t in report.of("silver")} == {by_type(g, t) for g in GAMES for t in TYPES} | {
+        by_game(g, "") for g in GAMES
+    }
     assert_whole(world(**TYPED), events, by_type)
     # Some types of some games; rows without a type; a new type; a new game.
-    events += add(world(**TYPED), 2, [*wave(TYPES[:1], GAMES[:2], "bob"), ("uno", None, "ann", 1), ("uno", "Odd Type", "eve", 1)])
+    events += add(
+        world(**TYPED), 2, [*wave(TYPES[:1], GAMES[:2], "bob"), ("uno", None, "ann", 1), ("uno", "Odd Type", "eve", 1)]
+    )
     events += add(world(**TYPED), 3, wave(TYPES[1:], ("new",)))
     refreshed(world(**TYPED))
 
@@ -189,7 +195,7 @@ def test_other_types_with_tables_are_refused_until_silver_is_refreshed_fully_and
             refresh_downstream(world(**settings), RunReport())
     refreshed(world(**TYPED), full=True)
     assert_whole(world(**TYPED), events, by_type)
-    with pytest.raises(ConfigurationError, match=r"made with tables for all types: nothing was added"):
+    with pytest.raises(ConfigurationError, match=r"has tables for games and all types: nothing was added"):
         refresh_downstream(world(), RunReport())
     # Back: a crash in the middle is finished by the same command.
     with at_failpoints(lambda point, at=None: _die(point == "silver_type_committed" and at == "4")), pytest.raises(Dead):
@@ -209,12 +215,12 @@ def _die(now):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_table_that_was_deleted_by_hand_is_made_again(world, own, tmp_path):
-    import shutil
-
     events = add(world(**TYPED), 1, wave())
     refreshed(world(**TYPED))
     shutil.rmtree(tmp_path / ("silver_uno_events" if own else "silver_uno__paid_events"))
     events += add(world(**TYPED), 2, wave(TYPES[:1]))
     refreshed(world(**TYPED))
     assert_whole(world(**TYPED), events, by_type)
-    assert {game_of(name) for names in Lakehouse.of(world(**TYPED).settings).type_tables().values() for name in names} == set(GAMES)
+    assert {game_of(name) for names in Lakehouse.of(world(**TYPED).settings).type_tables().values() for name in names} == set(
+        GAMES
+    )
