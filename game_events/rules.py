@@ -25,6 +25,7 @@ class Rule(BaseModel):
         description: its meaning.
         layer: rows of silver (events) or of gold (aggregates).
         games: only rows of these games; empty: every game.
+        types: of silver: only rows of these message types, by their full names or the last parts of these; empty: every type.
         action: warn: counted. drop: left out of the table and counted. quarantine: left out and kept in `quarantine_events`.
             fail: one such row, and nothing is committed to the game's table.
     """
@@ -36,6 +37,7 @@ class Rule(BaseModel):
     description: str = ""
     layer: RuleLayer = "silver"
     games: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
     action: Action = "warn"
 
     @field_validator("layer", mode="before")
@@ -55,6 +57,12 @@ class Rule(BaseModel):
                 f"a rule of gold can warn or fail, not {self.action}: without a row gold would not equal its recompute from "
                 "silver. Reject the events instead, by a rule of silver"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gold_has_no_types(self) -> Rule:
+        if self.layer == "gold" and self.types:
+            raise ValueError("a rule of gold has no types: its rows are of all. GOLD_COLUMNS may count rows of one type")
         return self
 
     def applies_to(self, game: str) -> bool:

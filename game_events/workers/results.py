@@ -259,6 +259,10 @@ class FanOutResult(Summed):
             remove_empty_folder(table(name))
 
 
+#: Rows whose message type is not known, among those by type: no full name is that.
+NO_TYPE = "(none)"
+
+
 @dataclass
 class StagedRows(Summed):
     """What workers return of a micro-batch, or of stored rows.
@@ -274,6 +278,7 @@ class StagedRows(Summed):
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
         nulled: column -> bad values that became NULL.
+        by_type: full name of a message type -> rows in bronze's files; `NO_TYPE`: of none that is known.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
         silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
     """
@@ -290,6 +295,7 @@ class StagedRows(Summed):
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
     nulled: Counter[str] = merged(add_counts, Counter)
+    by_type: Counter[str] = merged(add_counts, Counter)
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
     silver: FanOutResult = merged(merge, FanOutResult)

@@ -32,6 +32,7 @@ from pyspark.sql.types import DecimalType, StructField, StructType
 from game_events.config.names import columns_in, words
 from game_events.errors import QUOTED, ExtensionError, GameEventsError, first_line
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
+from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
@@ -47,7 +48,7 @@ from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
-from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
+from game_events.spark.schemas import arrow_schema, merged_columns, nullable, of_types, quoted, united
 from game_events.workers.fanout import FanOut
 from game_events.workers.job import task_numbers
 from game_events.workers.results import FanOutResult
@@ -185,13 +186,19 @@ def _why_raised(aggregate: GoldAggregate, error: Exception, columns: StructType,
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
     aggregate = run.aggregate
     if aggregate.mode != "merge":
-        rows = aggregate.function(_rows_of_changed_keys(run, plans, columns, few=few)) if aggregate.function else None
+        silver = _rows_of_changed_keys(run, plans, columns, few=few)
+        silver = silver.where(of_types(sorted(aggregate.types))) if aggregate.types else silver
+        rows = aggregate.function(silver) if aggregate.function else None
         if not isinstance(rows, DataFrame):
             raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")
         _require_columns(aggregate, rows)
         return rows
     needed = columns_of_measures(aggregate, columns.names)
+    if aggregate.types and needed is not None:
+        needed.add(MESSAGE_TYPE)
     silver = new_rows(run.pipeline, plans, columns, few=few, needed=needed)
+    if aggregate.types:
+        silver = silver.where(of_types(sorted(aggregate.types)))
     measures = [_named(measure.sql, column) for column, measure in aggregate.measures.items()]
     return silver.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*measures)
 

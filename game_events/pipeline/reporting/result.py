@@ -395,6 +395,7 @@ class BronzeResult(LayerResult):
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         suppressed: records of erased people, which are in no table.
         nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
+        rows_by_type: full name of a message type -> rows that came to bronze.
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -435,6 +436,12 @@ class BronzeResult(LayerResult):
         event=Event("nulled", Layer.BRONZE),
         asset=(Layer.BRONZE, "values_made_null", dict),
         printed="",
+    )
+    rows_by_type: Mapping[str, int] = merged(
+        add_counts,
+        Counter,
+        event=Event("rows_by_type", Layer.BRONZE),
+        asset=(Layer.BRONZE, "rows_by_type", dict),
     )
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 

@@ -44,6 +44,7 @@ from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import TASK_ROWS, is_shuffled, shares_for, spread, tasks_for, write_game_files
 from game_events.pipeline.quality import DECIDED, Decisions, find_violations, judge, out_of_stack, require_valid
+from game_events.pipeline.silver.groups import by_game_and_type
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
@@ -67,13 +68,22 @@ def transformed(
     """
     if not transformations:
         return rows, source
-    groups = _named_games(transformations)
-    named = sorted(chain.from_iterable(groups.values()))
+    if any(transformation.types for transformation in transformations):
+        groups = by_game_and_type(transformations, entity)
+        return _together([_applied(rows.where(which), some, source, entity) for some, which in groups], source, transformations)
+    of_games = _named_games(transformations)
+    named = sorted(chain.from_iterable(of_games.values()))
     name = F.col(quoted(entity))
-    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
+    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in of_games.items()]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
     for_all = [transformation for transformation in transformations if not transformation.games]
     branches.append(_applied(rest, for_all, source, entity))
+    return _together(branches, source, transformations)
+
+
+def _together(
+    branches: Sequence[DataFrame], source: pa.Schema, transformations: Sequence[SilverTransformation]
+) -> tuple[DataFrame, pa.Schema]:
     names = "; ".join(map(str, transformations))
     _check_same_types([arrow_schema(branch, names, source) for branch in branches], names)
     whole = united(branches)
@@ -251,6 +261,10 @@ class SilverInput:
         rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if rules.rules:
             require_valid(self.pipeline.spark, rules.rules, self.columns)
+        if MESSAGE_TYPE not in self.base.names and any(rule.types for rule in rules.rules):
+            raise ConfigurationError(
+                f"rules name message types, and bronze has no {MESSAGE_TYPE} yet: run `game-events redecode`"
+            )
         return rules
 
 
