@@ -428,6 +428,8 @@ class Lakehouse:
         #: Layout of silver and gold if there is no silver yet, and the column by which the layout `partitioned` has parts.
         self.layout = TABLES
         self.entity = ""
+        #: The column with the time of an event.
+        self.time = ""
         #: Whether games have silver tables for each message type.
         self.per_type = False
         if root.startswith("file://"):
@@ -450,6 +452,7 @@ class Lakehouse:
         lakehouse = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
         lakehouse.layout = settings.silver_layout
         lakehouse.entity = settings.entity_column
+        lakehouse.time = settings.time_column
         lakehouse.per_type = settings.type_tables is not None
         return lakehouse
 
