@@ -289,4 +289,5 @@ def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:
     """Incarnation of a game's tables after its rows are replaced; the one that quarantine has decided again for, if it has."""
     decided = decisions.incarnation(game)
     before = start.incarnation
-    return max(before, decided) + 1 if start.judge_again else max(before + (start.replace or start.renews_types), decided)
+    renewed = start.renews_types or (start.replace and start.handle is not None)
+    return max(before, decided) + 1 if start.judge_again else max(before + renewed, decided)

@@ -185,6 +185,15 @@ def test_after_a_crash_between_the_commits_of_a_games_tables_each_row_is_in_one_
     assert refreshed(world(**settings)).of("silver") == []
 
 
+def test_after_a_crash_in_the_first_run_of_all_no_row_is_twice(world):
+    events = add(world(**TYPED), 1, wave())
+    with at_failpoints(lambda point, at=None: _die(point == "silver_type_committed" and at == "5")), pytest.raises(Dead):
+        refresh_downstream(world(**TYPED), RunReport())
+    events += add(world(**TYPED), 2, wave(TYPES[:2], gamer="bob"))
+    refreshed(world(**TYPED))
+    assert_whole(world(**TYPED), events, by_type)
+
+
 def test_other_types_with_tables_are_refused_until_silver_is_refreshed_fully_and_then_no_row_is_twice(world):
     events = add(world(), 1, wave())
     refreshed(world())

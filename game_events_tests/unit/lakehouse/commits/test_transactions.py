@@ -46,6 +46,7 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "DECIDED_INCARNATION": "decided_incarnation",
         "ROWS_DROPPED": "rows_dropped",
         "ROWS_QUARANTINED": "rows_quarantined",
+        "TYPES": "types",
         "BRONZE": "bronze",
         "SILVER": "silver",
         "GOLD": "gold",
