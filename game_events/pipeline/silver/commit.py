@@ -71,7 +71,7 @@ def settle(
 def _commit_types(
     source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, plan: Callable[[str, GameStart], Commit | None]
 ) -> Committed:
-    """Commit to the tables of message types; `again` and `failed` are games, whose other files are deleted."""
+    """Commit to the tables of message types; `again` and `failed` are games, whose own tables' files are deleted."""
     of_game = {game: sorted({*_with_rows(result, game), *_emptied(start)}) for game, start in starts.items()}
     plans = {name: partial(plan, name, starts[game]) for game, names in of_game.items() for name in names}
     if not plans:
@@ -80,8 +80,8 @@ def _commit_types(
     failed = {game_of(name): why for name, why in committed.failed.items()}
     again = {game_of(name) for name in committed.again} - failed.keys()
     for game in {*again, *failed}:
-        for name in (game, *(name for name in of_game[game] if name not in committed.landed)):
-            discard(source.pipeline.lakehouse.silver(name), result.files.pop(name, []))
+        # The other tables' files are their commits': of one whose outcome is not known they must stay.
+        discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
     return Committed(committed.landed, again, failed)
 
 

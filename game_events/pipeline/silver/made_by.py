@@ -28,22 +28,26 @@ def refuse_other_settings(pipeline: Pipeline, state: Progress, bronze_key: str, 
 
     The refresh notes it before any commit: until its end, tables are of either.
     """
-    made_by = _made_by(state)
-    now = _by_settings(pipeline.settings)
-    if made_by <= {now}:
+    why = other_settings(pipeline.settings, state)
+    if why is None:
         return
     if not may_change:
-        raise ConfigurationError(_refusal(pipeline.settings, made_by))
+        raise ConfigurationError(why)
     odd = sorted(game for game in state.games if SEPARATOR in game) if pipeline.settings.type_tables is not None else []
     if odd:
         raise ConfigurationError(
             f"GAME_EVENTS_SILVER_PER=entity_and_type: {first_few(odd, SHOWN, ', ')} has two underscores in a row, which stand "
             "between game and type in the names of tables: nothing was changed. Set it back to entity"
         )
+    now = _by_settings(pipeline.settings)
     pipeline.progress.update(bronze_key, lambda latest: _with(latest, {*_made_by(latest), now}))
 
 
-def _refusal(settings: Settings, made_by: Collection[str]) -> str:
+def other_settings(settings: Settings, state: Progress) -> str | None:
+    """Why silver cannot be added to, as its tables were made by other settings; None: they were not."""
+    made_by = _made_by(state)
+    if made_by <= {_by_settings(settings)}:
+        return None
     again = "nothing was added. Make all of them again with `game-events run --full-refresh silver`"
     back = ", or set it back" if len(made_by) == 1 else ""
     column = settings.entity_column

@@ -150,7 +150,8 @@ def _stage_from_tables(
     for game in starts.keys() - result.games - result.failed.keys():
         start = starts[game]
         expired = _is_only_copy(pipeline, game, start)
-        if expired or not start.replace:
+        # Where tables of types have all new rows already, the game's own table has to say so.
+        if expired or not (start.replace or start.ahead):
             del starts[game]
             if start.handle is not None and not expired:
                 passed.done[game] = start.read_after  # bronze has no new rows of the game

@@ -52,9 +52,15 @@ class TypesOfGames:
         if not listed and not counter(start.handle, Txn.TYPES):
             return start
         every = start.replace or start.judge_again or self.retired
+        is_lost = False
+        if counter(start.handle, Txn.TYPES) != types_digest(listed):
+            # Also folders that are no tables yet: an object store lists those of a first write.
+            there = self._opened(listed)
+            listed = list(there)
+            is_lost = self._is_any_lost(start, there)
         had_rows = set(listed) if every or staged is None else staged.types.get(game, frozenset())
         types = self._opened([name for name in listed if name in had_rows])
-        whole = every or self._is_any_lost(start, listed) or any(self._is_odd(start, table) for table in types.values())
+        whole = every or is_lost or any(self._is_odd(start, table) for table in types.values())
         if whole:
             types = self._opened(listed)
             for name, table in types.items():
@@ -91,18 +97,16 @@ class TypesOfGames:
         other = incarnation(table) != incarnation(start.handle)
         return other or self.bronze.taken(table) is None or restored(table)
 
-    def _is_any_lost(self, start: GameStart, listed: Collection[str]) -> bool:
+    def _is_any_lost(self, start: GameStart, tables: Mapping[str, DeltaTable]) -> bool:
         """Whether a table is gone that the game's own one knows.
 
         A crash before the commit of the latter may have left tables that it does not know: with one version, of later batches.
         """
-        known = counter(start.handle, Txn.TYPES)
-        if start.handle is None or known == types_digest(listed):
+        if start.handle is None:
             return False
-        tables = self._opened(listed)
         taken = {name: self.bronze.taken(table) or 0 for name, table in tables.items()}
         left = {name for name, table in tables.items() if not table.version() and taken[name] > start.read_after}
-        return known != types_digest(tables.keys() - left)
+        return counter(start.handle, Txn.TYPES) != types_digest(tables.keys() - left)
 
 
 def open_types(

@@ -335,7 +335,9 @@ def _scan_events(state: ErasureState, bronze: DeltaTable) -> tuple[dict[str, Del
 def _games_to_commit(state: ErasureState, tables: Mapping[str, DeltaTable], hits: Mapping[str, list[ScannedFile]]) -> set[str]:
     """Games with matches in silver; those of erased records without one, too: a run may be about to commit one."""
     of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
-    names = {game: silver_name(game) for game in state.pipeline.lakehouse.games()}
+    lakehouse = state.pipeline.lakehouse
+    # A crash may have left a game with tables of message types alone.
+    names = {game: silver_name(game) for game in (*lakehouse.games(), *lakehouse.type_tables())}
     with_hits = {game_of_silver(name) for name in hits}
     return {game for game, name in names.items() if game in with_hits or (game in of_records and name in tables)}
 

@@ -17,7 +17,9 @@ from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream
+from game_events.plugins.export.run import export_rows
 from game_events_tests.support.faults import at_failpoints
+from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.tables import put
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -192,6 +194,13 @@ def test_after_a_crash_in_the_first_run_of_all_no_row_is_twice(world):
     events += add(world(**TYPED), 2, wave(TYPES[:2], gamer="bob"))
     refreshed(world(**TYPED))
     assert_whole(world(**TYPED), events, by_type)
+    # All that is new is in the tables of types, and no game's own table says so.
+    events += add(world(**TYPED), 3, wave(gamer="eve"))
+    with at_failpoints(lambda point, at=None: _die(point == "silver_type_committed" and at == "9")), pytest.raises(Dead):
+        refresh_downstream(world(**TYPED), RunReport())
+    refreshed(world(**TYPED))
+    assert_whole(world(**TYPED), events, by_type)
+    assert refreshed(world(**TYPED)).of("silver") == []
 
 
 def test_other_types_with_tables_are_refused_until_silver_is_refreshed_fully_and_then_no_row_is_twice(world):
@@ -233,3 +242,32 @@ def test_a_table_that_was_deleted_by_hand_is_made_again(world, own, tmp_path):
     assert {game_of(name) for names in Lakehouse.of(world(**TYPED).settings).type_tables().values() for name in names} == set(
         GAMES
     )
+
+
+@pytest.mark.parametrize("source", ["silver", "gold"])
+def test_the_export_sends_each_row_of_every_table_once(world, source, tmp_path):
+    quick = {"rest_retry_delay_s": 0.02, "rest_tasks": 1, "rest_source": source}
+    events = add(world(**TYPED), 1, wave())
+    refreshed(world(**TYPED))
+    with receiving(tmp_path / "received") as receiver:
+
+        def export():
+            report = RunReport()
+            export_rows(world(**TYPED, **quick, rest_url=receiver.url), report)
+            assert report.success, report.errors
+
+        export()
+        if source == "silver":
+            assert sorted(row["_kafka_offset"] for row in receiver.rows) == sorted(offset for *_, offset in events)
+        else:
+            assert {(row["game_name"], row["session_count"]) for row in receiver.rows} == {(game, 3) for game in GAMES}
+        events += add(world(**TYPED), 2, [*wave(TYPES[:1], GAMES[:1], "bob"), ("uno", None, "eve", 1)])
+        refreshed(world(**TYPED))
+        before = len(receiver.rows)
+        export()
+        new = receiver.rows[before:]
+        assert {(row["game_name"], row["gamer_id"]) for row in new} == {("chess", "bob"), ("uno", "eve")}
+        if source == "silver":
+            assert sorted(row["_kafka_offset"] for row in receiver.rows) == sorted(offset for *_, offset in events)
+        export()
+        assert len(receiver.rows) == before + 2
