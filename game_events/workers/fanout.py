@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.config.settings import Settings
-from game_events.config.type_names import SEPARATOR, TypeTables, game_of, type_of
+from game_events.config.type_names import SEPARATOR, TypeTables, game_of, of_type
 from game_events.decoding.columns import ColumnMap, level_of
 from game_events.errors import LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.group import one_ahead
-from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
+from game_events.lakehouse.data.columns import BRONZE_ONLY, MESSAGE_TYPE, bronze_schema
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
 from game_events.workers.job import WorkerJob
@@ -127,8 +127,9 @@ class ColumnChoice:
     def sent(self, rows: pa.Table) -> frozenset[str]:
         """The columns that the values in these rows bring."""
         sent = set[str]()
-        for name, columns in self.together.items():
-            if name not in sent and rows.column(name).null_count < rows.num_rows:
+        for name in rows.column_names:
+            columns = self.together.get(name)
+            if columns is not None and name not in sent and rows.column(name).null_count < rows.num_rows:
                 sent |= columns
         return frozenset(sent)
 
@@ -182,13 +183,6 @@ class FanOut(WorkerJob[FanOutResult]):
         """Where rows go: those of a game, or of one of its message types (`of_type`)."""
         return self.lakehouse.gold(name, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(name)
 
-    def parts(self, rows: pa.Table) -> tuple[pa.Array, dict[Any, tuple[int, int]], dict[Any, tuple[int, int]]]:
-        """The order of the rows by table, and the starts and lengths of each game's part in it, and of each table's."""
-        if self.types is not None:
-            return parts_by_type(rows, self.game_column, self.types)
-        order, by_game = parts_by_game(rows, self.game_column)
-        return order, by_game, by_game
-
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         """Write the rows: the batches, or those of the files of these tasks."""
         sent = rows = iter(batches)
@@ -201,6 +195,14 @@ class FanOut(WorkerJob[FanOutResult]):
                 break
         deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
         return stage.finish()
+
+
+class TableRows(NamedTuple):
+    """Rows of some tables, of a buffer: their order, the start and length of each table's part in it, and their columns."""
+
+    order: pa.Array
+    parts: dict[str, tuple[int, int]]
+    columns: list[str]
 
 
 class Stage:
@@ -219,6 +221,8 @@ class Stage:
             self.result.counts = self._splitter.counts
         self._new: set[str] = set()
         self._partial = PartialRows(task.partial) if task.partial is not None else None
+        #: Message type, None for the others -> columns that its tables may have, of those that not every table has.
+        self._of_type: dict[str | None, set[str]] = {}
         #: Game -> keys of its new rows.
         self._keys: dict[str, list[pa.Table]] = {}
 
@@ -276,42 +280,64 @@ class Stage:
         self._buffer = []
         self._rows = 0
         self._bytes = 0
-        order, by_game, by_table = task.parts(rows)
-        parts = self._routed(by_game, by_table)
-        if self._has_too_many(parts.keys()):
+        order, by_game = parts_by_game(rows, task.game_column)
+        games = self._routed(by_game)
+        tables = self._tables(rows, order, games) if games else []
+        if self._has_too_many({name for group in tables for name in group.parts}):
             self.give_up()
-        if not parts or self.result.crowded:
+        if not tables or self.result.crowded:
             return
         if self._partial is not None:
             self._partial.add(rows)
-        written = rows.select(task.schema.names).take(order).cast(task.schema)
-        more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
-        size = buffer_bytes(written)
-        for name, part in parts.items():
-            share = size * part[1] // rows.num_rows
-            self._try(name, partial(self._write_part, name, written.slice(*part), share, more.slice(*part)))
-        # Each game's part keeps the whole sorted table in memory: count the table.
-        self._held += size
+        for group in tables:
+            self._write_rows(rows, group)
         if self._held > self._task.held_bytes:
             self._flush()
 
-    def _routed(
-        self, by_game: Mapping[Any, tuple[int, int]], by_table: Mapping[Any, tuple[int, int]]
-    ) -> dict[str, tuple[int, int]]:
-        """The tables' parts that the routing takes; notes which games are new, and the rows of the other names."""
+    def _write_rows(self, rows: pa.Table, group: TableRows) -> None:
+        task = self._task
+        schema = task.schema if group.columns == task.schema.names else pa.schema([task.schema.field(n) for n in group.columns])
+        written = rows.select(group.columns).take(group.order).cast(schema)
+        more = rows.select(task.outcome.columns).take(group.order) if task.outcome is not None else written
+        size = buffer_bytes(written)
+        for name, part in group.parts.items():
+            share = size * part[1] // written.num_rows
+            self._try(name, partial(self._write_part, name, written.slice(*part), share, more.slice(*part)))
+        # Each part keeps the whole sorted table in memory: count the table.
+        self._held += size
+
+    def _routed(self, by_game: Mapping[Any, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """The games' parts that the routing takes; notes which games are new, and the rows of the other names."""
         routing = self._task.routing
         parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
-        if self._task.types is None:
-            return parts
-        taken = {name: part for name, part in by_table.items() if game_of(name) in parts}
-        of_types = defaultdict[str, set[str]](set)
-        for name in taken:
-            if type_of(name) is not None:
-                of_types[game_of(name)].add(name)
-        for game, names in of_types.items():
-            self.result.types[game] = self.result.types.get(game, frozenset()) | names
-        return taken
+        return parts
+
+    def _tables(self, rows: pa.Table, order: pa.Array, games: Mapping[str, tuple[int, int]]) -> list[TableRows]:
+        """The rows of each table: all of them in one order, or those of each message type."""
+        types = self._task.types
+        if types is None or MESSAGE_TYPE not in rows.column_names:  # as of bronze's rows from before it had the column
+            return [TableRows(order, dict(games), self._task.schema.names)]
+        groups = []
+        for message_type, taken, of_type_parts in parts_by_type(rows, order, games, types):
+            parts = {of_type(game, message_type): part for game, part in of_type_parts.items()}
+            groups.append(TableRows(taken, parts, self._columns(rows, taken, message_type, parts)))
+            if message_type is not None:
+                for game in of_type_parts:
+                    self.result.types[game] = self.result.types.get(game, frozenset()) | {of_type(game, message_type)}
+        return groups
+
+    def _columns(self, rows: pa.Table, taken: pa.Array, message_type: str | None, tables: Iterable[str]) -> list[str]:
+        """The columns that the tables of a type need of these rows: the others, of other types, are not even copied."""
+        names: list[str] = self._task.schema.names
+        choice = self._task.choice
+        if choice is None:
+            return names
+        # What workers know of the tables before, and what values there are now.
+        known = self._of_type.setdefault(message_type, set())
+        known |= choice.sent(rows.select([name for name in choice.together if name not in known]).take(taken))
+        known.update(*(self.result.columns.get(name, frozenset()) for name in tables))
+        return [name for name in names if name not in choice.together or name in known]
 
     def _has_too_many(self, tables: Collection[str]) -> bool:
         """Whether there are more new games than there is room for, or, with these, more than the task may write files of."""

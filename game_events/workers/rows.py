@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from game_events.config.type_names import TypeTables, of_type
+from game_events.config.type_names import TypeTables
 from game_events.lakehouse.commits.group import ahead
 from game_events.lakehouse.data.columns import MESSAGE_TYPE, TIME
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
@@ -184,28 +184,30 @@ def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any,
 
 
 def parts_by_type(
-    rows: pa.Table, game_column: str, types: TypeTables
-) -> tuple[pa.Array, dict[Any, tuple[int, int]], dict[str, tuple[int, int]]]:
-    """The order of the rows by game and message type; the parts of games, and those of what the tables are called."""
-    order, by_game = parts_by_game(rows, game_column)
-    if MESSAGE_TYPE not in rows.column_names:  # of bronze's rows from before it had the column
-        return order, by_game, by_game
+    rows: pa.Table, order: pa.Array, games: Mapping[str, tuple[int, int]], types: TypeTables
+) -> Iterator[tuple[str | None, pa.Array, dict[str, tuple[int, int]]]]:
+    """Each message type that has tables, None for all others: its rows by game, and game -> start and length of its part.
+
+    `order`, `games`: of `parts_by_game`; rows of other games are left out.
+    """
     written, full_names = _encoded(rows.column(MESSAGE_TYPE))
     names = [types.name(full_name) for full_name in full_names]
     known: list[str | None] = [None, *sorted({name for name in names if name is not None})]
     number_of = {name: number for number, name in enumerate(known)}
-    type_numbers = np.array([number_of[name] for name in names])[written][order.to_numpy()]
-    games = list(by_game)
-    game_numbers = np.repeat(np.arange(len(games)), [length for _, length in by_game.values()])
-    codes = game_numbers * len(known) + type_numbers
+    by_game = order.to_numpy()
+    taken = np.concatenate([by_game[start : start + length] for start, length in games.values()])
+    game_numbers = np.repeat(np.arange(len(games)), [length for _, length in games.values()])
+    type_numbers = np.array([number_of[name] for name in names])[written][taken]
+    codes = type_numbers * len(games) + game_numbers
     within = np.argsort(codes.astype(np.min_scalar_type(len(games) * len(known))), kind="stable")
-    found, starts, lengths = np.unique(codes[within], return_index=True, return_counts=True)
-    by_table: dict[str, tuple[int, int]] = {}
-    for code, *part in zip(found.tolist(), starts.tolist(), lengths.tolist(), strict=True):
-        game = games[code // len(known)]
-        if isinstance(game, str):
-            by_table[of_type(game, known[code % len(known)])] = (part[0], part[1])
-    return order.take(pa.array(within)), by_game, by_table
+    bounds = np.searchsorted(codes[within], np.arange(len(games) * len(known) + 1))
+    for number, name in enumerate(known):
+        of_type = bounds[number * len(games) : (number + 1) * len(games) + 1]
+        begin = int(of_type[0])
+        lengths = np.diff(of_type).tolist()
+        parts = {game: (int(start) - begin, n) for game, start, n in zip(games, of_type, lengths, strict=False) if n}
+        if parts:
+            yield name, pa.array(taken[within[begin : of_type[-1]]]), parts
 
 
 def _encoded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.integer[Any]], list[Any]]:
