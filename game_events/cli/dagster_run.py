@@ -283,7 +283,9 @@ def _show_games(output: Output, games: Mapping[str, Mapping[str, int]], words: N
 
 def _show_counters(output: Output, report: dict[str, Any]) -> None:
     """Counters that are printed unless they are 0: those by name, then the others with their meaning."""
-    printed = {f.name: f.metadata["printed"] for f in fields(RunResult) if f.metadata["printed"] is not None and report[f.name]}
+    printed = {
+        f.name: f.metadata["printed"] for f in fields(RunResult) if f.metadata["printed"] is not None and report.get(f.name)
+    }
     for name, meaning in sorted(printed.items(), key=lambda item: item[1] != ""):
         value = report[name]
         said = f"{value:,} {meaning}" if meaning else ", ".join(f"{why} {n:,}" for why, n in sorted(value.items()))

@@ -59,7 +59,7 @@ def connection(memory: str = "512MB") -> duckdb.DuckDBPyConnection:
     options: dict[str, str | bool | int | float | list[str]] = dict.fromkeys(closed, False)
     options |= {"threads": 1, "memory_limit": memory, "temp_directory": ""}
     made = duckdb.connect(config=options)
-    made.execute("SET TimeZone = 'UTC'")
+    made.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     # It would evaluate what two expressions share outside of their TRY.
     made.execute("SET disabled_optimizers = 'common_subexpressions'")
     for macro in MACROS:

@@ -1,5 +1,6 @@
 """One entry of the setting `decoding`: how records of a topic without a registry's frame are decoded."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -8,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 #: Schemas that are no files: a subject's newest or numbered version; the one that a header or the key of each record names.
 SUBJECT, HEADER, KEY = "subject:", "header:", "key"
+#: Variable of the environment that names the settings file.
+CONFIG = "GAME_EVENTS_CONFIG"
 #: SQL types of hints.
 HintType = Literal["bigint", "double", "string", "boolean", "timestamp", "date"]
 #: Whether records have frames. YAML's `auto`, `glue` or false; texts of the environment, too.
@@ -45,7 +48,10 @@ class TopicDecoding(BaseModel):
         named = self.schema_
         if named is None or named == KEY or named.startswith((SUBJECT, HEADER)):
             return None
-        return Path(named).expanduser()
+        path = Path(named).expanduser()
+        # As files that a settings file names are meant: from the working folder, else beside it.
+        beside = Path(os.environ.get(CONFIG) or "game_events.yaml").parent / path
+        return beside if not path.exists() and beside.exists() else path
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

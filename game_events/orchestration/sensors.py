@@ -195,6 +195,7 @@ def reason(lag: PipelineLag) -> str | None:
         (lag.ahead, f"{', '.join(map(str, lag.ahead))} end before what bronze has read"),
         (lag.total_lag, f"{lag.name}: {lag.total_lag:,} records to read"),
         (not lag.made, f"{lag.name}: where bronze starts is not settled yet"),
+        (lag.failures, f"sources that do not answer: {some(lag.failures)}"),
         (lag.failed, f"games that failed or wait: {some(lag.failed)}"),
         (lag.let_in, "the settings let in games that they left out before"),
         (lag.behind, f"behind the layer before: {', '.join(lag.behind)}"),

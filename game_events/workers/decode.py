@@ -367,12 +367,12 @@ class StoredTask(DecodeJob):
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
-        for source, sent in _by_source(batches):
+        for source, sent in by_source(batches):
             for batch in decoder.parts(sent, "_raw_value"):
                 rows = pa.Table.from_batches([batch])
                 index = rows.schema.get_field_index(HEADERS)
                 rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
-                decoded = decoder.decode_records(_stored_records(batch, source, self.plan.registry_of(source)))
+                decoded = decoder.decode_records(stored_records(batch, source, self.plan.registry_of(source)))
                 result.note(decoded)
                 if not result.is_planned:
                     continue  # the driver plans again: continue only to find all of them
@@ -420,14 +420,14 @@ class StoredTask(DecodeJob):
         return own
 
 
-def _stored_records(batch: pa.RecordBatch, source: str | None, registry: str) -> Records:
+def stored_records(batch: pa.RecordBatch, source: str | None, registry: str) -> Records:
     """Rows of bronze or quarantine as records."""
     values, headers, topics, keys = (batch.column(name) for name in ("_raw_value", HEADERS, "_kafka_topic", "_kafka_key"))
     schema_id, guid, message_type = (batch.column(name) for name in (*SCHEMA_COLUMNS, MESSAGE_TYPE))
     return Records(values, headers, topics, keys, (schema_id, guid, message_type), source, registry)
 
 
-def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+def by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, pa.RecordBatch]]:
     """The rows by their sources; None: older ones, or there is one source."""
     for batch in batches:
         if SOURCE not in batch.schema.names:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial, reduce
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -260,7 +260,7 @@ def planned(
     decoder = InferredDecoder(schema)
     rescued = {field_key(schema_id, (item.id,), item.kind): RESCUED for item in decoder.fields if item.id == _RESCUED_ID}
     names = {**columns.names, **rescued}
-    return schema, ColumnMap(columns.columns, names, columns.owners, columns.kept).with_message(schema_id, decoder.fields)
+    return schema, replace(columns, names=names).with_message(schema_id, decoder.fields)
 
 
 class InferredDecoder(RowDecoder):

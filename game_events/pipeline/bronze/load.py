@@ -242,7 +242,9 @@ def _commit_micro_batch(
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit_of)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled, rescued=staged.rescued))
-    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    # A new one of several sources may start elsewhere.
+    whole = "" if pipeline.settings.sources else ": all that it has is read"
+    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins{whole}" for topic in part.joined))
     report.warn(*incomplete_records(staged))
     report_definitions(pipeline, report, bronze, staged)
     report.add_rejected(staged.reasons)

@@ -395,7 +395,8 @@ class BronzeResult(LayerResult):
         gaps: offsets that were deleted before they were read, and that the run passed over (setting `on_data_loss`).
         expired: rows that a full refresh of bronze has lost, as Kafka does not have their records any more.
         suppressed: records of erased people, which are in no table.
-        nulled: column -> values that its type does not take, and that are NULL instead (setting `on_bad_value`).
+        nulled: column -> values that its type does not take (setting `on_bad_value`), or that an expression could not compute,
+            and that are NULL instead.
         rescued: topic without a schema -> rows with values that do not fit their columns, and are in `_rescued` (`decoding`).
         definitions: column -> how its values are computed (settings `entity`, `key`, `time`, `entity_names`, `entity_aliases`).
         left_out: source in `SOURCES` that failed -> why; the others were read. None: there is one source, or it was not read.

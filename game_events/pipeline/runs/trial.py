@@ -13,19 +13,23 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.decoder import BatchDecoder, TypeKey
+from game_events.decoding.decoder import DecodedBatch, DecodePlan, TypeKey
 from game_events.errors import ConfigurationError, first_few, many
-from game_events.lakehouse.data.columns import FIRST_MESSAGE, OWN_COLUMNS, SCHEMA_COLUMNS, column_map
+from game_events.lakehouse.data.columns import OWN_COLUMNS, is_sourced, own_columns
 from game_events.lakehouse.data.reading import read_parts, row_count, selection
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.definitions import REDECODE, misfits_named, refuse_others, unknown_names
 from game_events.workers.computed import Computation
+from game_events.workers.decode import by_source, stored_records
+from game_events.workers.records import RecordDecoder
 from game_events.workers.results import StagedRows
 
 #: Rows of bronze's newest file that are tried; values in a text, and characters of one.
-TRIED_ROWS = 1_000
+TRIED_ROWS = 200
 SHOWN, VALUE_CHARS = 3, 60
+#: Plans until the rows' types, names of schemas and members are known: a type first, then its members.
+PLANS = 5
 
 
 @dataclass
@@ -83,19 +87,41 @@ def tried(pipeline: Pipeline, bronze: DeltaTable) -> Trial:
     rows = _newest_rows(pipeline, bronze)
     if definitions is None or not rows.num_rows:
         return trial
-    plan = pipeline.catalog.plan(column_map(bronze), _types(rows))
-    decoded = BatchDecoder(plan).decode(rows.column("_raw_value"), rows.column("_kafka_headers"))
-    if decoded.unknown:
-        plan = pipeline.catalog.plan(column_map(bronze), plan.types | decoded.unknown)
-        decoded = BatchDecoder(plan).decode(rows.column("_raw_value"), rows.column("_kafka_headers"))
+    plan, decoded = _decoded(pipeline, bronze, rows)
     trial.columns = plan.columns
     names = dict.fromkeys((definitions.entity_column, *(item.column for item in definitions.computed)))
-    for good in Computation(definitions, plan.columns).applied(decoded, rows, trial.result).good:
-        trial.rows += len(good.rows)
-        for name in names:
-            if name in good.columns.column_names:
-                trial.values.setdefault(name, Counter()).update(_texts(good.columns.column(name)))
+    computation = Computation(definitions, plan.columns)
+    for batch, of_source in decoded:
+        for good in computation.applied(batch, of_source, trial.result).good:
+            trial.rows += len(good.rows)
+            for name in names:
+                if name in good.columns.column_names:
+                    trial.values.setdefault(name, Counter()).update(_texts(good.columns.column(name)))
     return trial
+
+
+def _decoded(
+    pipeline: Pipeline, bronze: DeltaTable, rows: pa.RecordBatch
+) -> tuple[DecodePlan, list[tuple[DecodedBatch, pa.RecordBatch]]]:
+    """The rows by source, decoded, and the plan: made again for what they show to be missing in it."""
+    catalog = pipeline.catalog
+    wanted: set[TypeKey] = set()
+    for _ in range(PLANS):
+        plan = catalog.plan(pipeline.column_map(bronze), wanted)
+        decoder = RecordDecoder(plan)
+        parts = []
+        known = set(wanted)
+        is_whole = True
+        for source, part in by_source([rows]):
+            decoded = decoder.decode_records(stored_records(part, source, plan.registry_of(source)))
+            parts.append((decoded, part))
+            wanted |= decoded.unknown
+            catalog.look_up_names(decoded.unknown_names, catalog.max_unknown_ids)
+            catalog.grow(decoded.grown)
+            is_whole &= not (decoded.unknown_names or decoded.grown)
+        if is_whole and wanted == known:
+            break
+    return plan, parts
 
 
 def _texts(values: pa.ChunkedArray) -> list[str | None]:
@@ -106,13 +132,8 @@ def _newest_rows(pipeline: Pipeline, bronze: DeltaTable) -> pa.RecordBatch:
     """The first rows with a raw value of bronze's newest file; none if it has no such row."""
     files = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)[:1]
     paths = [unquote(file.path) for file in files]
-    parts = list(islice(read_parts(pipeline.bronze, OWN_COLUMNS, paths, batch_rows=TRIED_ROWS), 1))
-    rows = pa.concat_tables([OWN_COLUMNS.empty_table(), *parts])
+    columns = own_columns(OWN_COLUMNS, sourced=is_sourced(bronze))
+    parts = list(islice(read_parts(pipeline.bronze, columns, paths, batch_rows=TRIED_ROWS), 1))
+    rows = pa.concat_tables([columns.empty_table(), *parts])
     with_value = rows.filter(pc.is_valid(rows.column("_raw_value"))).combine_chunks().to_batches(TRIED_ROWS)
-    return next(iter(with_value), pa.RecordBatch.from_pylist([], schema=OWN_COLUMNS))
-
-
-def _types(rows: pa.RecordBatch) -> set[TypeKey]:
-    """The first message type of each schema of the rows; others are met when they are decoded."""
-    ids = {schema_id for name in SCHEMA_COLUMNS for schema_id in rows.column(name).to_pylist() if schema_id is not None}
-    return {(schema_id, FIRST_MESSAGE) for schema_id in ids}
+    return next(iter(with_value), pa.RecordBatch.from_pylist([], schema=columns))

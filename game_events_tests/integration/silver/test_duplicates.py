@@ -20,7 +20,7 @@ from game_events.pipeline.runs.refresh import refresh as refresh_all
 from game_events.pipeline.silver import duplicates, duplicates_in_spark, stage
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.plugins.governance.run import erase
-from game_events_tests.support.tables import put, rows
+from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.quality import Event, assert_sound, rule, send_events
 from game_events_tests.support.worlds.quality import in_silver as offsets_in_silver
 from game_events_tests.support.worlds.waves import at_point, power_cut_at
@@ -99,9 +99,7 @@ def kept(events, entries, judge=lambda _: True):
 
 
 def in_silver(pipeline):
-    tables = {game: pipeline.lakehouse.silver(game) for game in GAMES}
-    found = {game: [o for (o,) in rows(table, "_kafka_offset")] for game, table in tables.items() if table.exists()}
-    return {game: offsets for game, offsets in found.items() if offsets}
+    return {game: sorted(offsets) for game, offsets in offsets_in_silver(pipeline.settings).items() if offsets}
 
 
 def refresh(pipeline, **options):

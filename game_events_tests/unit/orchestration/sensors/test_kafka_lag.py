@@ -123,3 +123,13 @@ def test_a_start_that_is_not_settled_and_a_topic_that_was_truncated_ask_for_a_ru
 @pytest.mark.parametrize("cursor", [None, "", "not json", '{"attempts": "many"}', "[1, 2]"])
 def test_a_cursor_that_is_none_is_an_empty_memory(cursor):
     assert Memory.read(cursor) == Memory()
+
+
+def test_a_source_that_does_not_answer_is_a_reason_for_a_run_which_fails_by_its_name_but_not_at_once():
+    lag = lag_of(at=10, failures={"us": "no answer"})
+    memory = Memory()
+    assert decide(lag, memory, START).run_key is None
+    found = decide(lag, memory, START + GRACE_S)
+    assert found.run_key
+    assert found.why == "sources that do not answer: us"
+    assert decide(lag, memory, START + GRACE_S + 1).run_key is None, "runs that get nowhere are asked for less often"

@@ -61,7 +61,7 @@ def test_a_counter_is_in_the_json_the_event_log_and_the_metadata_of_its_table():
     made = RunReport(tables=[TableReport("bronze", "bronze_events", "/x")])
     made.add(BronzeResult(suppressed=2))
     made.add(BronzeResult(suppressed=1, expired=4, nulled=Counter(seen=2)))
-    made.add(BronzeResult(nulled=Counter(seen=1, price=5)))
+    made.add(BronzeResult(nulled=Counter(seen=1, price=5), definitions={"gamer_id": "_kafka_key"}))
     assert made.to_dict()["nulled"] == {"seen": 3, "price": 5}
     assert (made.to_dict()["suppressed"], made.to_dict()["expired"]) == (3, 4)
     rows = {r["kind"]: r for r in event_rows(made, RunFacts("refresh", 1.0), load_settings())}
@@ -70,6 +70,7 @@ def test_a_counter_is_in_the_json_the_event_log_and_the_metadata_of_its_table():
     assert named == {"seen": 3, "price": 5}
     metadata = table_metadata(made.tables[0], made)
     assert metadata["values_made_null"] == {"seen": 3, "price": 5}
+    assert metadata["definitions"] == made.to_dict()["definitions"] == {"gamer_id": "_kafka_key"}
     assert (metadata["suppressed_records"], metadata["expired_rows_lost"]) == (3, 4)
     assert "suppressed_records" not in table_metadata(TableReport("silver", "silver_uno_events", "/x", "uno"), made)
 

@@ -21,6 +21,7 @@ from game_events.pipeline.runs.pending import PipelineLag
 from game_events.plugins.alerts import sensors
 from game_events.plugins.alerts.sensors import ALERTS, AlertCursor, lag_alert, run_alerts, send_own_alerts
 from game_events.plugins.alerts.webhook import VERSION, Alert, send, send_all
+from game_events.sources.source import Partition, SourceSnapshot
 from game_events_tests.support.fixtures.dagster import PROJECT
 from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.offsets import seen, splits
@@ -307,6 +308,13 @@ def test_a_high_lag_is_told_once_and_once_more_when_it_is_gone(receiver):
     assert receiver.events == ["lag_high", "recovered", "lag_high"]
     assert receiver.bodies[0]["counts"] == {"lag": 1_000, "threshold": 1_000, "partitions": 1}
     assert len({b["id"] for b in receiver.bodies}) == 3
+
+
+def test_a_high_lag_is_told_by_source(receiver):
+    at = {Partition("events", "one", 0, source=name): number for name, number in (("eu", 900), ("us", 400))}
+    lag = PipelineLag("eu: events; us: events", SourceSnapshot(dict.fromkeys(at, 0), at), dict.fromkeys(at, 0), at)
+    send_all(load_settings(), lag_alert(lag, 1_000, AlertCursor()))
+    assert receiver.bodies[0]["counts"] == {"lag": 1_300, "threshold": 1_000, "partitions": 2, "lag_eu": 900, "lag_us": 400}
 
 
 def test_a_high_lag_that_could_not_be_told_is_told_by_the_next_tick(receiver):
