@@ -24,7 +24,7 @@ def registry():
 
 
 def types_of(tmp_path, registry, entry):
-    return catalog_of(tmp_path, registry, decoding={"events": entry}).types_of_topics(["events", "other"])
+    return catalog_of(tmp_path, registry, decoding={"events": entry}).types_of_topics([("", "events"), ("", "other")])
 
 
 def test_a_file_is_found_with_what_it_imports_and_its_guid_is_that_of_the_texts(tmp_path, registry):
@@ -60,23 +60,23 @@ def test_a_file_that_cannot_be_used_stops_before_a_record_is_read(tmp_path, regi
 
 def test_a_new_version_that_cannot_be_used_harms_only_its_topic(tmp_path, registry):
     catalog = catalog_of(tmp_path, registry, decoding={"events": {"format": "avro", "schema": "subject:bad"}})
-    (key,) = catalog.types_of_topics(["events"])
+    (key,) = catalog.types_of_topics([("", "events")])
     assert catalog.plan(ColumnMap(), [key]).rejected.keys() == {(2, ())}
 
 
 def test_the_newest_version_is_followed_and_the_last_answer_holds_while_the_registry_is_down(tmp_path, registry, monkeypatch):
     monkeypatch.setattr(named, "ANSWER_S", 0)
     catalog = catalog_of(tmp_path, registry, decoding={"events": {"format": "avro", "schema": "subject:good"}})
-    assert catalog.types_of_topics(["events"]) == [(1, ())]
+    assert catalog.types_of_topics([("", "events")]) == [(1, ())]
     registry.schemas[3] = RegistrySchema(3, "AVRO", AVRO.replace('"n"', '"m"'))
     registry.subjects["good"].append(3)
-    assert catalog.types_of_topics(["events"]) == [(3, ())]
+    assert catalog.types_of_topics([("", "events")]) == [(3, ())]
 
     def down(*_):
         raise TransientError("down")
 
     monkeypatch.setattr(registry, "id_of", down)
-    assert catalog.types_of_topics(["events"]) == [(3, ())]
+    assert catalog.types_of_topics([("", "events")]) == [(3, ())]
     with pytest.raises(TransientError):
         types_of(tmp_path, registry, {"format": "avro", "schema": "subject:good"})
 
