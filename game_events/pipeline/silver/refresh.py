@@ -202,10 +202,10 @@ def _starts_with_due_rows(
     for game, start in starts_of(run, decisions, games, redecide=run.full and rejects).items():
         if isinstance(start, str):
             passed.failed[game] = start
-        elif start.is_behind(batch):
-            passed.retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
         elif start.read_after >= batch and not start.replace:
             passed.done[game] = start.read_after
+        elif start.is_behind(batch):
+            passed.retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
         else:
             starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
     return starts

@@ -30,7 +30,7 @@ TABLES = {None: "", "studio.Start": ":start", "studio.Fail": ":fail"}
 #: The second one by names without their first parts.
 CHOSEN = {
     "one for all": ENTRIES["one for all"],
-    "by type": [entry | {"types": [entry["types"][0].removeprefix("studio.")]} for entry in ENTRIES["by type"]],
+    "by type": [e | {"types": [e["types"][0].removeprefix("studio.")], "window_h": 20} for e in ENTRIES["by type"]],
 }
 
 
