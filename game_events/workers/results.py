@@ -59,6 +59,22 @@ def add_counts(first: Mapping[Any, int], second: Mapping[Any, int]) -> Mapping[A
     return Counter(first) + Counter(second) if second else first
 
 
+#: Names of message types under which rows are counted; records of topics without a schema choose how many there are.
+MOST_TYPES = 1_000
+#: Rows of types of which less rows came than of these.
+OTHER_TYPES = "(others)"
+
+
+def add_types(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, int]:
+    """Sum of each type's rows, of at most `MOST_TYPES`."""
+    counts = Counter(add_counts(first, second))
+    if len(counts) <= MOST_TYPES:
+        return counts
+    others = counts.pop(OTHER_TYPES, 0)
+    kept = Counter(dict(counts.most_common(MOST_TYPES - 1)))
+    return kept + Counter({OTHER_TYPES: others + counts.total() - kept.total()})
+
+
 def by_key(merge_values: Merge) -> Merge:
     """Merge of two mappings: values under one key are merged."""
 
@@ -309,7 +325,7 @@ class StagedRows(Summed):
     unknown_names: set[SchemaName] = merged(or_, set)
     grown: dict[str, str] = merged(by_key(merged_texts), dict)
     rescued: Counter[str] = merged(add_counts, Counter)
-    by_type: Counter[str] = merged(add_counts, Counter)
+    by_type: Counter[str] = merged(add_types, Counter)
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
     silver: FanOutResult = merged(merge, FanOutResult)

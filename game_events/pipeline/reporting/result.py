@@ -30,6 +30,7 @@ from game_events.workers.results import (
     Arrivals,
     Event,
     add_counts,
+    add_types,
     by_key,
     distinct,
     extend,
@@ -455,7 +456,7 @@ class BronzeResult(LayerResult):
     )
     left_out: Mapping[str, str] | None = merged(newest, NoneType, json=None)
     rows_by_type: Mapping[str, int] = merged(
-        add_counts,
+        add_types,
         Counter,
         event=Event("rows_by_type", Layer.BRONZE),
         asset=(Layer.BRONZE, "rows_by_type", dict),
