@@ -14,7 +14,7 @@ from game_events.lakehouse.system_tables import append_events
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.plugins.catalog.schema_history import NAMED, SchemaHistory, as_line, origins
-from game_events.schema_registry import SubjectVersion
+from game_events.schema_registry import SchemaLookup, SubjectVersion
 from game_events_tests.support.decoding.helpers import compiled
 
 HEAD = 'syntax = "proto3"; package t; message Event { string game = 1; map<string, int64> counts = 2; '
@@ -26,7 +26,7 @@ TEXTS = {
 }
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Has the texts as versions of one subject."""
 
     url = "http://registry"

@@ -24,7 +24,7 @@ class Registry:
     def __init__(self):
         self.subjects, self.asked, self.answer_s, self.now = {}, [], 0.0, 0.0
 
-    def __call__(self, _settings, *, limits):
+    def __call__(self, _settings, limits):
         """As the class: a registry with these limits."""
         self.limits = limits
         return self
@@ -52,7 +52,7 @@ class Registry:
 @pytest.fixture
 def registry(monkeypatch):
     found = Registry()
-    monkeypatch.setattr(schema_versions, "SchemaRegistry", found)
+    monkeypatch.setattr(schema_versions, "registry_of", found)
     monkeypatch.setattr(schema_versions, "changes_by_version", lambda *_: {})
     return found
 

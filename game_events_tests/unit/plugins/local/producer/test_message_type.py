@@ -210,8 +210,8 @@ def test_a_truncated_record_decodes_under_no_message_whatever_its_last_field_is(
 
 
 def test_the_examples_are_the_folders_of_the_checkout():
-    assert set(examples()) == {"games", "iot"}
-    with pytest.raises(ConfigurationError, match="there is no 'cars'; there are games, iot"):
+    assert set(examples()) == {"games", "iot", "studio"}
+    with pytest.raises(ConfigurationError, match="there is no 'cars'; there are games, iot, studio"):
         use_example("cars")
 
 
