@@ -29,6 +29,7 @@ from benchmarks.history import history
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
 from benchmarks.layouts import layouts
+from benchmarks.message_types import types
 from benchmarks.model import model
 from benchmarks.object_store import object_store
 from benchmarks.output import Result, machine, table
@@ -63,6 +64,7 @@ SCENARIOS = SHORT | {
     "object_store": object_store,
     "history": history,
     "layouts": layouts,
+    "types": types,
     "model": model,
     "memory": memory,
     "workers": workers,

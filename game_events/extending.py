@@ -93,13 +93,17 @@ def max_of(of: str) -> Measure:
 
 @dataclass(frozen=True)
 class SilverTransformation:
-    """A declared function, as `silver_transformation` says; no `games`: every game. `where`: its file and line."""
+    """A declared function, as `silver_transformation` says; no `games`: every game; no `types`: every message type.
+
+    `where`: its file and line.
+    """
 
     name: str
     function: Transform
     games: frozenset[str]
     rows: Literal["one_to_one", "any"]
     where: str
+    types: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"silver transformation {self.name} ({self.where})"
@@ -114,7 +118,7 @@ class GoldAggregate:
     """A declared aggregate: one table per game, computed from its silver table.
 
     Attributes:
-        name, keys, mode, games, interval_s, description: as `gold_aggregate` says; no games: every game.
+        name, keys, mode, games, interval_s, description, types: as `gold_aggregate` says; no games, no types: all of them.
         mode: also `by_key`: `function` gives exactly one row for each key, from the rows of that key alone; a refresh gives it
             all rows of the keys that have new ones.
         measures: column -> measure, for `merge`.
@@ -135,6 +139,7 @@ class GoldAggregate:
     definition: str = ""
     where: str = BUILT_IN
     asset_name: str = ""
+    types: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"gold aggregate {self.name} ({self.where})"
@@ -155,7 +160,11 @@ class GoldAggregate:
 
 
 def silver_transformation(
-    function: F | None = None, *, games: Iterable[str] | None = None, rows: Literal["one_to_one", "any"] = "one_to_one"
+    function: F | None = None,
+    *,
+    games: Iterable[str] | None = None,
+    types: Iterable[str] | None = None,
+    rows: Literal["one_to_one", "any"] = "one_to_one",
 ) -> Any:  # noqa: ANN401 - the function, or the decorator
     """Declare a function `DataFrame -> DataFrame` that transforms rows between bronze and silver.
 
@@ -163,7 +172,8 @@ def silver_transformation(
     column and the pipeline's own columns (names that begin with an underscore).
 
     `games`: only these; None: every game, which costs no extra pass over the rows. `rows`: `one_to_one`: one output row per
-    input row, checked by reconciliation; `any`: rows may be exploded or dropped, the games are not reconciled.
+    input row, checked by reconciliation; `any`: rows may be exploded or dropped, the games are not reconciled. `types`: it gets
+    only rows of these message types, by their full names or the last parts of these; the others pass by it.
 
     Raises:
         ConfigurationError: invalid declaration; names the file and line.
@@ -173,7 +183,9 @@ def silver_transformation(
         where = _where(given)
         if rows not in ("one_to_one", "any"):
             raise ConfigurationError(f"{where}: rows={rows!r} of {given.__name__}: it must be 'one_to_one' or 'any'")
-        setattr(given, DECLARATION, SilverTransformation(given.__name__, given, _games(games, where), rows, where))
+        only = _some(games, "games", where)
+        declared = SilverTransformation(given.__name__, given, only, rows, where, _some(types, "types", where))
+        setattr(given, DECLARATION, declared)
         return given
 
     return declare if function is None else declare(function)
@@ -185,6 +197,7 @@ def gold_aggregate(
     keys: Iterable[str] = (),
     mode: Literal["merge", "recompute"] = "merge",
     games: Iterable[str] | None = None,
+    types: Iterable[str] | None = None,
     interval_s: float | None = None,
     description: str | None = None,
 ) -> Callable[[F], F]:
@@ -200,6 +213,7 @@ def gold_aggregate(
             must have.
         mode: `merge`: new rows are aggregated and merged with the old aggregate; `recompute`: from all of silver.
         games: only these; None: every game.
+        types: only rows of these message types, by their full names or the last parts of these; None: every type.
         interval_s: refresh at most once in so many seconds; None: with every run.
         description: default: the function's docstring.
 
@@ -221,9 +235,20 @@ def gold_aggregate(
         measures = _measures(given, name, columns, where) if mode == "merge" else {}
         function = given if mode == "recompute" else None
         about = description if description is not None else inspect.getdoc(given) or ""
-        definition = _definition(mode, columns, measures, given)
-        chosen = _games(games, where)
-        made = GoldAggregate(name, mode, columns, measures, function, chosen, interval_s, about, definition, where)
+        of_types = _some(types, "types", where)
+        made = GoldAggregate(
+            name,
+            mode,
+            columns,
+            measures,
+            function,
+            games=_some(games, "games", where),
+            interval_s=interval_s,
+            description=about,
+            definition=_definition(mode, columns, measures, given, of_types),
+            where=where,
+            types=of_types,
+        )
         setattr(given, DECLARATION, made)
         return given
 
@@ -244,12 +269,13 @@ def _words(given: Iterable[str], what: str, where: str) -> tuple[str, ...]:
     return words
 
 
-def _games(given: Iterable[str] | None, where: str) -> frozenset[str]:
+def _some(given: Iterable[str] | None, what: str, where: str) -> frozenset[str]:
+    """The games, or types, of a declaration; none: all of them."""
     if given is None:
         return frozenset()
-    names = _words(given, "games", where)
+    names = _words(given, what, where)
     if not names:
-        raise ConfigurationError(f"{where}: games is empty: name some, or leave it out for every game")
+        raise ConfigurationError(f"{where}: {what} is empty: name some, or leave it out for all of them")
     return frozenset(names)
 
 
@@ -287,7 +313,9 @@ def problem_with_columns(columns: Iterable[object], keys: Iterable[str]) -> str 
     return None
 
 
-def _definition(mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure], function: Callable[..., Any]) -> str:
+def _definition(
+    mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure], function: Callable[..., Any], types: frozenset[str]
+) -> str:
     """Hash of an aggregate's declaration, without comments, layout, docstrings and called functions."""
     body = ""
     if mode == "recompute":
@@ -298,4 +326,5 @@ def _definition(mode: str, keys: tuple[str, ...], measures: Mapping[str, Measure
                 tree.body = tree.body[1:]
         body = ast.dump(tree)
     parts = [mode, keys, [(column, m.function, m.of) for column, m in measures.items()], body]
+    parts += [sorted(types)] if types else []
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

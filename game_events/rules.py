@@ -6,7 +6,7 @@ And which rows of silver are the same event, sent twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import combinations
 from typing import Literal
 
@@ -29,6 +29,7 @@ class Rule(BaseModel):
         description: its meaning.
         layer: rows of silver (events) or of gold (aggregates).
         games: only rows of these games; empty: every game.
+        types: of silver: only rows of these message types, by their full names or the last parts of these; empty: every type.
         action: warn: counted. drop: left out of the table and counted. quarantine: left out and kept in `quarantine_events`.
             fail: one such row, and nothing is committed to the game's table.
     """
@@ -40,6 +41,7 @@ class Rule(BaseModel):
     description: str = ""
     layer: RuleLayer = "silver"
     games: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
     action: Action = "warn"
 
     @field_validator("layer", mode="before")
@@ -59,6 +61,12 @@ class Rule(BaseModel):
                 f"a rule of gold can warn or fail, not {self.action}: without a row gold would not equal its recompute from "
                 "silver. Reject the events instead, by a rule of silver"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gold_has_no_types(self) -> Rule:
+        if self.layer == "gold" and self.types:
+            raise ValueError("a rule of gold has no types: its rows are of all. GOLD_COLUMNS may count rows of one type")
         return self
 
     def applies_to(self, game: str) -> bool:
@@ -82,6 +90,16 @@ def all_rules(settings: Iterable[Rule], modules: Iterable[Rule]) -> tuple[Rule, 
         raise ConfigurationError(f"{error} (GAME_EVENTS_RULES and the modules of GAME_EVENTS_EXTENSIONS together)") from None
 
 
+def is_named(full_name: str, name: str) -> bool:
+    """Whether a name that a user has written, with or without its first parts, means a message type."""
+    return full_name == name or full_name.endswith(f".{name}")
+
+
+def have_common_types(names: Collection[str], others: Collection[str]) -> bool:
+    """Whether a message type may be meant by names of both; none: every type."""
+    return not names or not others or any(is_named(n, o) or is_named(o, n) for n in names for o in others)
+
+
 US_PER_HOUR = 3_600_000_000
 #: Hours of a hundred years.
 MOST_HOURS = 876_600
@@ -99,7 +117,7 @@ class Deduplicate(BaseModel):
         window_h: hours.
         of: which time: event: `TIME_COLUMN`; arrival: the record's, `_kafka_timestamp`.
         games: only rows of these games; empty: every game.
-        types: only rows of these message types (`_message_type`), by full name; empty: every type.
+        types: only rows of these message types, by their full names or the last parts of these; empty: every type.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -128,8 +146,8 @@ class Deduplicate(BaseModel):
 
     def overlaps(self, other: Deduplicate) -> bool:
         """Whether a row may belong to both."""
-        pairs = ((self.games, other.games), (self.types, other.types))
-        return all(not mine or not theirs or not set(mine).isdisjoint(theirs) for mine, theirs in pairs)
+        of_games = not self.games or not other.games or not set(self.games).isdisjoint(other.games)
+        return of_games and have_common_types(self.types, other.types)
 
     def __str__(self) -> str:
         """What is one event, in words."""

@@ -124,9 +124,12 @@ class Computed:
     expressions: Mapping[str, Expression]
 
     def of(self, message_type: str | None) -> Expression | None:
-        """The expression for a message type, by its full name, its last part or `*`; None: it has its decoded value."""
-        full = message_type or ""
-        names = (full, full.rpartition(".")[2], OTHERS)
+        """The expression for a message type; None: it has its decoded value.
+
+        By its full name, its last parts (the longest that are there, as `rules.is_named`) or `*`.
+        """
+        parts = (message_type or "").split(".")
+        names = (*(".".join(parts[first:]) for first in range(len(parts))), OTHERS)
         return next((self.expressions[name] for name in names if name in self.expressions), None)
 
     @property

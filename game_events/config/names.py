@@ -104,9 +104,10 @@ class Names(BaseModel):
         prefixes = tuple(name.removesuffix(PROGRESS) for name in strange if name.endswith(f"_{PROGRESS}"))
         return [name for name in strange if self.name_of(name) == name and not name.startswith(prefixes)]
 
-    def silver_path(self) -> str:
-        """Pattern of a file of a silver table, with the entity as its one group."""
-        return rf"/{self.prefix}silver_([a-z0-9_]+)_{self.events}/[^/]+$"
+    def silver_path(self, separator: str | None = None) -> str:
+        """Pattern of a file of a silver table, with the entity as its one group; what follows a `separator` is a type."""
+        entity = "([a-z0-9_]+)" if separator is None else f"([a-z0-9_]+?)(?:{separator}[a-z0-9_]+)?"
+        return rf"/{self.prefix}silver_{entity}_{self.events}/[^/]+$"
 
     def gold_path(self) -> str:
         """Pattern of a file of a gold table, with the entity as its one group."""

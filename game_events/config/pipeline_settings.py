@@ -24,6 +24,8 @@ from pydantic_settings import BaseSettings, NoDecode
 from game_events.config import kafka_login
 from game_events.config.names import Names, problem
 from game_events.config.topic_decoding import TopicDecoding, require_patterns
+from game_events.config.type_names import SEPARATOR, TypeTables
+from game_events.errors import ConfigurationError
 from game_events.plugin import installed
 from game_events.rules import Deduplicate, Rule, require_apart, require_unique
 
@@ -216,6 +218,12 @@ class TableSettings(SettingsGroup):
     silver_layout: Literal["tables", "partitioned"] = "tables"
     """`tables`: a silver and a gold table for each game; `partitioned`: one of each for all games, partitioned by game
     (docs/scale.md)"""
+    silver_per: Literal["entity", "entity_and_type"] = "entity"
+    """`entity`: one silver table for each game; `entity_and_type`: also one for each of its message types, with that type's
+    columns alone (docs/domains.md)"""
+    silver_types: NameList = ()
+    """full names of the message types with tables of their own, comma separated; empty: all; rows of other types are in the
+    game's own table"""
 
     # --- maintenance (docs/maintenance.md)
     retention_h: float = Field(2.0, gt=0)
@@ -228,6 +236,33 @@ class TableSettings(SettingsGroup):
     # --- full refresh (docs/refresh.md)
     allow_bronze_full_refresh: bool = False
     """whether a full refresh may replace bronze; records that Kafka has expired are lost by it"""
+
+    @model_validator(mode="after")
+    def _types_fit(self) -> Self:
+        if self.silver_per == "entity":
+            if self.silver_types:
+                raise ValueError("GAME_EVENTS_SILVER_TYPES needs GAME_EVENTS_SILVER_PER=entity_and_type")
+            return self
+        if self.silver_layout == "partitioned":
+            raise ValueError(
+                "GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_LAYOUT=tables: a partitioned table has all "
+                "types"
+            )
+        if odd := [game for game in self.games if SEPARATOR in game]:
+            raise ValueError(
+                f"GAME_EVENTS_GAMES names {', '.join(odd)}: with GAME_EVENTS_SILVER_PER=entity_and_type no name may have two "
+                "underscores in a row, which stand between game and type in the names of tables"
+            )
+        try:
+            TypeTables(self.silver_types).names  # noqa: B018 - asked for, so that it is checked
+        except ConfigurationError as error:
+            raise ValueError(f"GAME_EVENTS_SILVER_TYPES: {error}") from None
+        return self
+
+    @property
+    def type_tables(self) -> TypeTables | None:
+        """Which message types have tables of their own; None: none has."""
+        return TypeTables(self.silver_types) if self.silver_per == "entity_and_type" else None
 
 
 class StorageSettings(SettingsGroup):

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     StagedFile,
     StagedWriter,
+    buffer_bytes,
     discard,
     file_system,
     floating_columns,
@@ -42,6 +44,9 @@ from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions
 
 #: Rows in memory at a time, besides the writer's row group.
 BATCH_ROWS = 16_384
+
+#: Bytes of rows that are sorted together: several row groups of most tables.
+SORTED_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -116,27 +121,49 @@ def _size_class(size: int, goal: Goal) -> int:
     return number
 
 
-def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
-    """Write a group of files, of one partition, as one, and replace them by it. Raises as `commit`."""
-    files = _written_again(table, handle, group)
+def join_files(table: Table, handle: DeltaTable, group: list[str], order: Sequence[str] = ()) -> Landed:
+    """Write a group of files, of one partition, as one, and replace them by it. Raises as `commit`.
+
+    `order`: columns by which rows are sorted, `SORTED_BYTES` at a time: who reads some of their values reads fewer row groups.
+    """
+    files = _written_again(table, handle, group, order)
     failpoints.reach("joined_staged", table.name)
     landed = _replace(table, handle, group, files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
 
 
-def _written_again(table: Table, handle: DeltaTable, paths: list[str]) -> list[StagedFile]:
+def _written_again(table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = ()) -> list[StagedFile]:
     """The rows of files of one partition in new files of that."""
     partition = handle.metadata().partition_columns
     schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
     writer = StagedWriter(table, schema, folder=paths[0][: paths[0].rfind("/") + 1])
     try:
-        for rows in read_parts(table, schema, paths, BATCH_ROWS):
-            writer.write(rows)
+        read = read_parts(table, schema, paths, BATCH_ROWS)
+        for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
+            writer.write(rows, size)
         return writer.close()
     except BaseException:
         writer.abort()
         raise
+
+
+def _sorted(parts: Iterable[pa.Table], order: Sequence[str]) -> Iterator[tuple[pa.Table, int]]:
+    """The rows, sorted within windows of bounded size, some at a time, with their bytes."""
+    window: list[pa.Table] = []
+    size = 0
+    for rows in chain(parts, [None]):
+        if rows is not None:
+            window.append(rows)
+            size += buffer_bytes(rows)
+        if window and (rows is None or size >= SORTED_BYTES):
+            together = pa.concat_tables(window)
+            window = []
+            together = together.take(pc.sort_indices(together, [(name, "ascending") for name in order]))
+            for begin in range(0, together.num_rows, BATCH_ROWS):
+                part = together.slice(begin, BATCH_ROWS)
+                yield part, size * part.num_rows // together.num_rows
+            size = 0
 
 
 def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:

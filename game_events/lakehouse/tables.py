@@ -10,7 +10,8 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -27,6 +28,7 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.config.computed import RESERVED_GAMES, is_name
 from game_events.config.names import FORMER_OWN, OWN, PROGRESS, Names
 from game_events.config.settings import Settings
+from game_events.config.type_names import SEPARATOR, TYPE_MARK, game_of, of_type, type_of
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
@@ -127,9 +129,9 @@ AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, SILVER, UNIFIED, *OWN})
 
 
-def silver_name(game: str) -> str:
-    """Key of a game's silver table."""
-    return f"silver_{game}_events"
+def silver_name(name: str) -> str:
+    """Key of a silver table: of a game's own, or of that of a message type (`of_type`)."""
+    return f"silver_{name}_events"
 
 
 def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
@@ -154,6 +156,12 @@ def is_silver(name: str) -> bool:
 
 def game_of_silver(name: str) -> str | None:
     """The game of a silver table's key, or None for any other table."""
+    called = called_in_silver(name)
+    return None if called is None else game_of(called)
+
+
+def called_in_silver(name: str) -> str | None:
+    """What a silver table is called (`of_type`), by its key; None for any other table."""
     return _between("silver_", name, "_events")
 
 
@@ -421,6 +429,10 @@ class Lakehouse:
         #: Layout of silver and gold if there is no silver yet, and the column by which the layout `partitioned` has parts.
         self.layout = TABLES
         self.entity = ""
+        #: The column with the time of an event.
+        self.time = ""
+        #: Whether games have silver tables for each message type.
+        self.per_type = False
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -441,6 +453,8 @@ class Lakehouse:
         lakehouse = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
         lakehouse.layout = settings.silver_layout
         lakehouse.entity = settings.entity_column
+        lakehouse.time = settings.time_column
+        lakehouse.per_type = settings.type_tables is not None
         return lakehouse
 
     def __getstate__(self) -> dict[str, Any]:
@@ -480,18 +494,22 @@ class Lakehouse:
         return replace(self._plain(whole), by=self.entity, part=game, key=key)
 
     def _plain(self, key: str) -> Table:
-        name = self.called.name_of(key)
+        name = self.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
         where = name, f"{self.root}/{name}", self.options
         return Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes)
 
+    def name_of(self, key: str) -> str:
+        """The name of the table of a key."""
+        return self.called.name_of(key).replace(TYPE_MARK, SEPARATOR)
+
     def key(self, name: str) -> str:
         """The key of the table of a name: what `table` takes."""
-        return next(iter(self.called.keys_of([name])), name)
+        return next(iter(self._keys_of([name])), name)
 
-    def silver(self, game: str) -> Table:
-        """A game's silver table."""
-        return self.table(silver_name(game))
+    def silver(self, name: str) -> Table:
+        """A game's silver table, or that of one of its message types (`of_type`)."""
+        return self.table(silver_name(name))
 
     def gold(self, game: str, aggregate: str = PLAYER_AGG) -> Table:
         """A game's gold table."""
@@ -501,7 +519,7 @@ class Lakehouse:
 
     def silver_path(self) -> str:
         """Pattern of a file of a game's silver, with the game as its one group."""
-        return PART_PATH if self.is_partitioned else self.called.silver_path()
+        return PART_PATH if self.is_partitioned else self.called.silver_path(SEPARATOR if self.per_type else None)
 
     def gold_path(self) -> str:
         """Pattern of a file of a game's gold, with the game as its one group."""
@@ -512,7 +530,19 @@ class Lakehouse:
         if self.is_partitioned:
             handle = self.table(SILVER).open_to_read()
             return handle.games() if isinstance(handle, PartedTable) else []
-        return [game for game in map(game_of_silver, self.names()) if game is not None]
+        return [name for name in map(called_in_silver, self.names()) if name is not None and type_of(name) is None]
+
+    def type_tables(self, *, always: bool = False) -> Mapping[str, list[str]]:
+        """Game -> what the silver tables of its message types are called, sorted; one listing, where there may be some.
+
+        `always`: also by settings that have none, to empty those of other settings.
+        """
+        tables = defaultdict[str, list[str]](list)
+        keys = self.names() if self.per_type or always else []
+        for name in filter(None, map(called_in_silver, keys if self.per_type else map(_with_type, keys))):
+            if type_of(name) is not None:
+                tables[game_of(name)].append(name)
+        return {game: sorted(names) for game, names in tables.items()}
 
     def names(self) -> list[str]:
         """Keys of the Delta tables below the root, sorted by name (`Names.keys_of`); one listing, nothing is opened.
@@ -521,11 +551,22 @@ class Lakehouse:
         """
         if "://" not in self.root:
             root = Path(self.root)
-            return self.called.keys_of(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
+            return self._keys_of(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
         with store_errors_named(self.root):
             system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
             listed = system.get_file_info(pafs.FileSelector("", recursive=False))
-        return self.called.keys_of(f.base_name for f in listed if f.type == pafs.FileType.Directory)
+        return self._keys_of(f.base_name for f in listed if f.type == pafs.FileType.Directory)
+
+    def _keys_of(self, names: Iterable[str]) -> list[str]:
+        """As `Names.keys_of`, with the game and the message type of each name that has both."""
+        keys = self.called.keys_of(names)
+        return [_with_type(key) for key in keys] if self.per_type else keys
+
+
+def _with_type(key: str) -> str:
+    """The key of a silver table, of whose name it is not known yet what is the game and what the message type."""
+    game, separator, message_type = (called_in_silver(key) or "").rpartition(SEPARATOR)
+    return silver_name(of_type(game, message_type)) if separator and game and message_type else key
 
 
 def refuse_other_layout(lakehouse: Lakehouse) -> None:

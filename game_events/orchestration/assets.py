@@ -19,6 +19,7 @@ from pydantic import Field
 
 from game_events.config.settings import Settings
 from game_events.config.several import settings_or_each
+from game_events.config.type_names import SEPARATOR, TYPE_MARK, of_type
 from game_events.decoding.columns import type_name
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.data.columns import comments_of, described
@@ -64,6 +65,7 @@ def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.Ass
         *external,
         _bronze(sources, graph),
         _silver(graph),
+        *_silver_types(graph),
         _gold(graph),
         *(_own_gold(graph, aggregate) for aggregate in own),
         _unified(graph),
@@ -252,6 +254,27 @@ def _silver(graph: Graph) -> dg.AssetsDefinition:
     return _asset(graph, spec, "silver", refresh_silver)
 
 
+def _silver_types(graph: Graph) -> list[dg.AssetSpec]:
+    """The tables of message types, which the runs of silver write; nothing where no type has one."""
+    if graph.settings.type_tables is None:
+        return []
+    entity = graph.settings.names.entity
+    about = (
+        f"One append-only table for each message type of each {entity}, with its columns alone. The partitions of "
+        f"`{graph.keys.silver.path[-1]}` refresh them together with the {entity}'s own table."
+    )
+    key = silver_name(of_type(f"{{{entity}}}", "{type}"))
+    parts = {"deps": [graph.keys.bronze], "partitions_def": graph.keys.type_partitions, "metadata": made_by(refresh_silver)}
+    return [table_spec(graph, graph.keys.silver_types, key, about, **parts)]
+
+
+def _silver_deps(graph: Graph) -> list[dg.AssetKey | dg.AssetDep]:
+    """What gold is made from."""
+    if graph.settings.type_tables is None:
+        return [graph.keys.silver]
+    return [graph.keys.silver, dg.AssetDep(graph.keys.silver_types, partition_mapping=dg.AllPartitionMapping())]
+
+
 def _gold(graph: Graph) -> dg.AssetsDefinition:
     entity = graph.settings.names.entity
     aggregate = player_agg(graph.settings)
@@ -260,7 +283,7 @@ def _gold(graph: Graph) -> dg.AssetsDefinition:
         graph.keys.gold,
         gold_name(f"{{{entity}}}"),
         f"One table for each {entity}. {aggregate.description}. Equal to a full recompute, always. {_one_run(graph)}",
-        deps=[graph.keys.silver],
+        deps=_silver_deps(graph),
         partitions_def=graph.keys.partitions,
         code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),
         metadata=made_by(refresh_gold),
@@ -343,7 +366,7 @@ def table_spec(
     **more: Any,  # noqa: ANN401 - Dagster's own
 ) -> dg.AssetSpec:
     """The asset of a table, by the table's key; of the tables of all games with `{game}` in it."""
-    name = graph.settings.names.name_of(table)
+    name = graph.settings.names.name_of(table).replace(TYPE_MARK, SEPARATOR)
     layer = layer_of(table)
     lakehouse = lakehouse_of(graph.settings)
     metadata = {"dagster/table_name": graph.keys.table_name(name), **more.pop("metadata", {})}

@@ -223,7 +223,8 @@ def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
             asset=key.asset_key,
             description=as_text(rule.description or f"{rule.sql} ({rule.action})"),
             blocking=rule.action == "fail",
-            metadata={"sql": rule.sql, "action": rule.action, "games": ", ".join(rule.games) or "all"},
+            metadata={"sql": rule.sql, "action": rule.action, "games": ", ".join(rule.games) or "all"}
+            | ({"types": ", ".join(rule.types)} if rule.types else {}),
         )
         for key, rule in by_key.items()
     ]

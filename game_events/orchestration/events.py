@@ -43,11 +43,27 @@ AssetEvent = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObse
 def add_games(instance: DagsterInstance, report: RunResult, keys: Keys = DEFAULT) -> list[str]:
     """Make partitions of the report's games that are none yet, failed ones included; returns the new ones."""
     games = sorted({t.game for t in report.tables if t.game and (t.error is None or is_game(t.game))})
-    known = set(instance.get_dynamic_partitions(str(keys.partitions.name))) if games else set()
-    new = [g for g in games if g not in known]
+    _add_types(instance, report, keys)
+    return _add(instance, keys.partitions, games)
+
+
+def _add_types(instance: DagsterInstance, report: RunResult, keys: Keys) -> None:
+    """Make partitions of the tables of message types."""
+    _add(instance, keys.type_partitions, sorted({str(t.partition) for t in report.tables if t.message_type is not None}))
+
+
+def _add(instance: DagsterInstance, partitions: dg.DynamicPartitionsDefinition, names: Sequence[str]) -> list[str]:
+    """Make partitions of these that are none yet, and return those."""
+    known = set(instance.get_dynamic_partitions(str(partitions.name))) if names else set()
+    new = [name for name in names if name not in known]
     if new:
-        instance.add_dynamic_partitions(str(keys.partitions.name), new)
+        instance.add_dynamic_partitions(str(partitions.name), new)
     return new
+
+
+def asset_of(entry: TableReport, keys: Keys) -> dg.AssetKey:
+    """The asset that a table is a part of."""
+    return keys.layer(entry.layer) if entry.message_type is None else keys.silver_types
 
 
 def report_events(
@@ -67,10 +83,11 @@ def report_events(
     changed = [entry for entry in report.tables if entry.error is None]
     chosen = changed if every else with_event(context.instance, changed, keys)
     # An asset's page shows what its newest event has.
-    newest = {entry.layer: entry for entry in chosen}
+    newest = {asset_of(entry, keys): entry for entry in chosen}
     for entry in chosen:
-        metadata = table_metadata(entry, report, keys, whole=entry is newest[entry.layer])
-        yield dg.AssetMaterialization(keys.layer(entry.layer), partition=entry.game, metadata=metadata)
+        key = asset_of(entry, keys)
+        metadata = table_metadata(entry, report, keys, whole=entry is newest[key])
+        yield dg.AssetMaterialization(key, partition=entry.partition, metadata=metadata)
     yield from summaries(changed, chosen, keys)
     plan_failed(context, report, keys)
     if report.replayed:
@@ -93,8 +110,12 @@ def partition_events(
     `unchanged`: tables of games without news.
     """
     add_games(context.instance, report, keys)
-    changed = [entry for entry in report.of(layer) if entry.error is None]
+    changed = [entry for entry in report.of(layer) if entry.error is None and entry.message_type is None]
     failed = [entry for entry in report.of(layer) if entry.error is not None]
+    for entry in report.of(layer):
+        if entry.message_type is not None and entry.error is None:
+            of_type = table_metadata(entry, report, keys, whole=False)
+            yield dg.AssetMaterialization(keys.silver_types, partition=entry.partition, metadata=of_type)
     metadata = _metadata_by_game((*changed, *unchanged), report, keys)
     requested = set(context.partition_keys) - {entry.game for entry in failed}
     absent = sorted(requested - metadata.keys())
@@ -171,33 +192,39 @@ def _longest_without(
     """Tables that have waited longest for an event; past `most` those without any, or that may be shown as failed."""
     newest_events = {}
     failed = {}
-    for layer in {entry.layer for entry in of_games}:
+    for key in {asset_of(entry, keys) for entry in of_games}:
         newest = instance.event_log_storage.get_latest_storage_id_by_partition
-        newest_events[layer] = newest(keys.layer(layer), DagsterEventType.ASSET_MATERIALIZATION)
-        failed[layer] = without_result(instance, keys.layer(layer))
+        newest_events[key] = newest(key, DagsterEventType.ASSET_MATERIALIZATION)
+        failed[key] = without_result(instance, key)
 
     def newest_event(entry: TableReport) -> int:
         """Storage id; 0: it never had one."""
-        return newest_events[entry.layer].get(str(entry.game), 0)
+        return newest_events[asset_of(entry, keys)].get(str(entry.partition), 0)
+
+    def counts(entry: TableReport) -> bool:
+        """Whether it has an event however many there are; tables of message types are too many for that."""
+        if entry.message_type is not None:
+            return False
+        return not newest_event(entry) or entry.game in failed[asset_of(entry, keys)]
 
     by_age = sorted(of_games, key=newest_event)
     yield from by_age[:most]
-    yield from (entry for entry in by_age[most:] if not newest_event(entry) or entry.game in failed[entry.layer])
+    yield from filter(counts, by_age[most:])
 
 
 def summaries(entries: Sequence[TableReport], chosen: Sequence[TableReport], keys: Keys) -> list[dg.AssetObservation]:
     """One event for each asset with tables that have none: how many, and those with most rows."""
-    without: dict[str, list[TableReport]] = {}
+    without: dict[dg.AssetKey, list[TableReport]] = {}
     known = set(map(id, chosen))
     for entry in entries:
         if id(entry) not in known:
-            without.setdefault(entry.layer, []).append(entry)
-    return [_summary(keys.layer(layer), tables) for layer, tables in without.items()]
+            without.setdefault(asset_of(entry, keys), []).append(entry)
+    return [_summary(key, tables) for key, tables in without.items()]
 
 
 def _summary(key: dg.AssetKey, entries: Sequence[TableReport]) -> dg.AssetObservation:
     most = sorted(entries, key=lambda entry: -entry.rows)[:GAMES_SHOWN]
-    rows = [{"game": e.game, "rows_committed": e.rows, "row_count": e.table_rows} for e in most]
+    rows = [{"game": e.partition, "rows_committed": e.rows, "row_count": e.table_rows} for e in most]
     metadata: dict[str, Any] = {
         "games_changed_without_event": len(entries),
         "rows_committed": sum(entry.rows for entry in entries),

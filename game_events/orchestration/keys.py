@@ -84,6 +84,11 @@ class Keys:
         return self._key(self.names.silver_asset)
 
     @property
+    def silver_types(self) -> dg.AssetKey:
+        """`silver_events_by_type`, partitioned by game and message type."""
+        return self._key(f"{self.names.silver_asset}_by_type")
+
+    @property
     def gold(self) -> dg.AssetKey:
         """`gold_player_agg`, partitioned."""
         return self._key(self.names.gold_asset)
@@ -97,6 +102,11 @@ class Keys:
     def partitions(self) -> dg.DynamicPartitionsDefinition:
         """One partition for each game; grows with the data, without a list in the settings."""
         return dg.DynamicPartitionsDefinition(name=self.names.asset(self.names.entities))
+
+    @property
+    def type_partitions(self) -> dg.DynamicPartitionsDefinition:
+        """One partition for each message type of a game that has a table (`rummy/level_start`)."""
+        return dg.DynamicPartitionsDefinition(name=self.names.asset(f"{self.names.entities}_and_types"))
 
     @property
     def by_layer(self) -> dict[str, dg.AssetKey]:

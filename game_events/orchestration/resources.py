@@ -24,6 +24,7 @@ from pydantic import PrivateAttr, PydanticDeprecatedSince20
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings, SettingsSource
+from game_events.config.type_names import of_type, type_name
 from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.data.reading import read_arrow
@@ -374,6 +375,10 @@ def table_of(lakehouse: Lakehouse, keys: Keys, asset: dg.AssetKey, game: str | N
     name = asset.path[-1]
     if game is None:
         return lakehouse.table(lakehouse.key(name))
+    if asset == keys.silver_types:
+        game, _, message_type = game.partition("/")
+        if is_game(game) and type_name(message_type) == message_type:
+            return lakehouse.silver(of_type(game, message_type))
     if not is_game(game):
         # Its path could lead to any other table.
         raise ConfigurationError(f"{game!r} is a partition of {name} with a name that no game may have: delete it")

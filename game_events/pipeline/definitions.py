@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from game_events.config.definitions import marks_of, number_of
 from game_events.config.pipeline_settings import ENV_PREFIX
+from game_events.config.settings import Settings
 from game_events.decoding.columns import ColumnMap, column_of, computed_types, kept_columns, kind_of
 from game_events.errors import ConfigurationError, first_few, folded, some_columns
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
@@ -151,8 +152,8 @@ def unknown_names(pipeline: Pipeline, columns: ColumnMap) -> list[str]:
     return said
 
 
-def made_by(pipeline: Pipeline) -> str:
+def made_by(settings: Settings) -> str:
     """The entity column, and the definitions that silver's tables are made by: a text without a slash."""
-    marks = marks_of(pipeline.settings)
+    marks = marks_of(settings)
     numbers = "".join(f"={name}:{mark:x}" for name, mark in marks.items() if mark)
-    return pipeline.settings.entity_column + numbers
+    return settings.entity_column + numbers

@@ -279,9 +279,16 @@ def _inputs(entry: TableReport, report: RunResult, names: Names) -> list[dict[st
         return [{"table": names.name_of(BRONZE), "batch": entry.batch}]
     if is_gold(entry.layer) and entry.game is not None:
         shared = entry.table.startswith(names.asset("gold_unified_"))
-        return [{"table": names.name_of(SILVER if shared else silver_name(entry.game)), "batch": entry.batch}]
+        tables = [names.name_of(SILVER if shared else silver_name(entry.game)), *types_of(report, entry.game)]
+        return [{"table": table, "batch": entry.batch} for table in tables]
     changed = sum(t.error is None for t in report.of("gold"))
     return [{"table": names.name_of(gold_name("{game}")), "games": changed, "batch": entry.batch}]
+
+
+def types_of(report: RunResult, game: str) -> list[str]:
+    """Names of the tables of a game's message types that a run has added rows to."""
+    of_game = (t for t in report.of("silver") if t.game == game and t.message_type is not None and t.error is None)
+    return sorted(table.table for table in of_game)
 
 
 def _schemas(report: RunResult) -> Iterator[dict[str, Any]]:

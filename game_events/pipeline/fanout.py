@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.transactions import BronzeIdentity
-from game_events.lakehouse.data.reading import FileSelection, selection
+from game_events.lakehouse.data.reading import FileSelection, SelectedFiles, selection
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.system_tables import Admission
 from game_events.lakehouse.tables import Layer
@@ -109,7 +109,8 @@ def write_game_files(rows: DataFrame, task: FanOut) -> FanOutResult:
         return FanOutResult(crowded=True)
     for game in result.failed:
         # Files of other workers; never committed, removed by maintenance.
-        result.files.pop(game, None)
+        for name in result.tables(game):
+            result.files.pop(name, None)
         result.rejected.pop(game, None)
     return result
 
@@ -169,6 +170,7 @@ class OnePass:
             PartialAggregate(settings.entity_column, settings.key_column, settings.time_column),
             not settings.gold_columns and "gold" not in ruled,
             self._most_games(tasks),
+            settings.type_tables,
         )
 
     def _has_small_files(self) -> bool:
@@ -243,7 +245,7 @@ class OnePass:
         finally:
             self.drop()
 
-    def take_partial(self, game: str, files: FileSelection) -> pa.Table | None:
+    def take_partial(self, game: str, files: SelectedFiles) -> pa.Table | None:
         """The partial rows of a game's new rows, if they are those of these files of silver; nothing of the game stays."""
         partial = self._partials.pop(game, None)
         if partial is None or not files.exact or partial.paths != set(files.paths):
@@ -267,8 +269,9 @@ class OnePass:
         rows = merged_partials(result.partials, (GAME, KEY))
         order, parts = parts_by_game(rows, GAME)
         rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
-        for game in result.files.keys() & parts.keys():
-            new = GamePartial(frozenset(file.path for file in result.files[game]), rows.slice(*parts[game]))
+        for game in result.games & parts.keys():
+            files = chain.from_iterable(result.files.get(name, []) for name in result.tables(game))
+            new = GamePartial(frozenset(file.path for file in files), rows.slice(*parts[game]))
             old = self._partials.get(game)
             if old is not None and old.rows.schema == new.rows.schema:
                 new = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))

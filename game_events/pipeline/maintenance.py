@@ -20,6 +20,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import unchecked_restore
+from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.maintenance import (
     FULL_GOAL,
     LOOP_GOAL,
@@ -44,6 +45,8 @@ from game_events.lakehouse.tables import (
     game_of_silver,
     gold_of_all,
     is_game,
+    is_silver,
+    names_of,
     paths,
 )
 from game_events.pipeline.context import Pipeline
@@ -169,14 +172,15 @@ def _tidy(
 ) -> DeltaTable:
     """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version.
 
-    `lakehouse`: the table's, to renew outdated files, too.
+    `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too.
     """
     table = known.table
     if table.retention.apply(table.key, handle):
         handle = table.open() or handle
     groups = _groups_of(table, handle, goal)
+    order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()
     for group in groups:
-        landed = join_files(table, handle, group)
+        landed = join_files(table, handle, group, order)
         done.joined += len(group)
         done.into += landed.files
         done.joined_bytes += landed.bytes
@@ -227,6 +231,11 @@ def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]
 def _groups_of(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of files to merge; none of a derived table, which is one file."""
     return [] if is_derived(table.key) else small_files(table, handle, goal)
+
+
+def _order_of(table: Table, handle: DeltaTable, lakehouse: Lakehouse) -> list[str]:
+    """Columns by which compaction sorts silver's rows: message type and time; none of other tables."""
+    return [name for name in (MESSAGE_TYPE, lakehouse.time) if name in names_of(handle)] if is_silver(table.key) else []
 
 
 def _is_ours(pipeline: Pipeline, name: str) -> bool:

@@ -37,7 +37,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, refuse_restored
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
-from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.data.columns import COORDINATES, MESSAGE_TYPE, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import FileSelection, read_arrow
 from game_events.lakehouse.data.spark_files import read_files, read_table
 from game_events.lakehouse.data.staging import StagedFile, discard
@@ -45,6 +45,7 @@ from game_events.lakehouse.tables import Layer, Table, add_actions, table_id, ve
 from game_events.pipeline.context import Pipeline
 from game_events.rules import Action, Rule
 from game_events.spark.config import null_on_error
+from game_events.spark.schemas import of_types
 from game_events.workers.results import RuleCounts
 from game_events.workers.rules import (
     BITS,
@@ -200,6 +201,8 @@ def violated(rules: RuleColumns) -> list[Column]:
         bits = []
         for bit, rule in enumerate(part):
             broken = ~holds(rule.sql)
+            if rule.types:
+                broken = of_types(rule.types) & broken
             if rule.games:
                 broken = F.col(rules.game_column).isin(*rule.games) & broken
             bits.append(F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L")))
@@ -278,6 +281,7 @@ def find_violations(
     """
     rules = outcome.rules
     needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
+    needed |= {MESSAGE_TYPE} if any(rule.types for rule in rules.rules) else set()
     with null_on_error(spark):
         rows = read_files(spark, files.files, StructType([f for f in columns.fields if f.name in needed]))
         rows = rows if above is None else rows.where(F.col("_batch") > above)

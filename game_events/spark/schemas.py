@@ -3,14 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from operator import or_
 
 import pyarrow as pa
 from deltalake import Schema
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
 
 from game_events.errors import ExtensionError, folded
+from game_events.lakehouse.data.columns import MESSAGE_TYPE
 
 #: Characters that Delta refuses in column names; `mapInArrow` cannot handle dots and backticks, which decoding replaces, too.
 _FORBIDDEN = set(" ,;{}()\n\t=")
@@ -125,6 +127,13 @@ def united(parts: Sequence[DataFrame]) -> DataFrame:
         ]
         aligned.append(part.select(*columns))
     return reduce(DataFrame.union, aligned)
+
+
+def of_types(names: Iterable[str]) -> Column:
+    """Whether a row is of one of these message types, as `rules.is_named`: by their full names, or the last parts of these."""
+    column = F.col(MESSAGE_TYPE)
+    is_any = reduce(or_, ((column == name) | column.endswith(f".{name}") for name in names))
+    return F.coalesce(is_any, F.lit(False))
 
 
 def quoted(name: str) -> str:

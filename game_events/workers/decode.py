@@ -39,7 +39,7 @@ from game_events.workers.computed import Computation
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.records import RecordDecoder
-from game_events.workers.results import StagedRows, count_arrivals
+from game_events.workers.results import NO_TYPE, StagedRows, count_arrivals
 
 #: A truth value for each row.
 Mask = npt.NDArray[np.bool_]
@@ -290,11 +290,14 @@ class _Output:
             decoded = self._filter.stored(decoded, undecodable, refused.append, with_rejected=True)
             result.suppressed += sum(map(len, refused))
         for rows, schema_id, columns, name in decoded.good:
+            result.by_type[name or NO_TYPE] += len(rows)
             own = self._own(batch, rows, raw=self._task.keep_raw) | identity_columns(schema_id, name, len(rows))
             self._keep(own | {column: columns.column(column) for column in columns.column_names}, len(rows))
         for rows, key in decoded.undecoded:
             # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
-            own = self._own(batch, rows, raw=True) | identity_columns(key[0], self._task.plan.name_of(key), len(rows))
+            name = self._task.plan.name_of(key)
+            result.by_type[name or NO_TYPE] += len(rows)
+            own = self._own(batch, rows, raw=True) | identity_columns(key[0], name, len(rows))
             self._keep(own, len(rows))
             result.undecoded[key] += len(rows)
         if decoded.rejected:
@@ -389,11 +392,14 @@ class StoredTask(DecodeJob):
 
     def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
         for numbers, schema_id, columns, name in decoded.good:
+            result.by_type[name or NO_TYPE] += len(numbers)
             own = self._own(rows, numbers, schema_id, name, keep_raw=self.keep_raw)
             writer.write_columns(own | {column: columns.column(column) for column in columns.column_names}, len(numbers))
         for numbers, key in decoded.undecoded:
             result.undecoded[key] += len(numbers)
-            own = self._own(rows, numbers, key[0], self.plan.name_of(key), keep_raw=True)
+            name = self.plan.name_of(key)
+            result.by_type[name or NO_TYPE] += len(numbers)
+            own = self._own(rows, numbers, key[0], name, keep_raw=True)
             writer.write_columns(own, len(numbers))
         for rejected in decoded.rejected:
             result.reasons[rejected.reason] += len(rejected.rows)

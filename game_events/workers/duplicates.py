@@ -20,7 +20,7 @@ from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import FilePart, read_parts
 from game_events.lakehouse.duckdb_connection import connect, identifier
 from game_events.lakehouse.tables import Lakehouse, game_of_silver
-from game_events.rules import Deduplicate
+from game_events.rules import Deduplicate, is_named
 from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.results import extend
 from game_events.workers.rules import FILE, ROW
@@ -171,8 +171,7 @@ class KeyReader:
         if entry.games:
             mask &= _are_in(games, entry.games)
         if entry.types:
-            types = rows.column(MESSAGE_TYPE) if MESSAGE_TYPE in rows.column_names else pa.nulls(rows.num_rows, pa.string())
-            mask &= pc.is_in(types, value_set=pa.array(entry.types)).to_numpy(zero_copy_only=False)
+            mask &= _are_of_types(rows, entry.types)
         return mask
 
     def _are_whole(self, entry: Deduplicate, rows: pa.Table, games: pa.DictionaryArray | str) -> Mask:
@@ -200,6 +199,15 @@ def _are_in(games: pa.DictionaryArray | str, wanted: Sequence[str]) -> Mask | bo
         return games in wanted
     are_in = pc.is_in(games.dictionary, value_set=pa.array(wanted)).take(games.indices)
     return np.asarray(are_in.fill_null(False).to_numpy(zero_copy_only=False), bool)
+
+
+def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask | bool:
+    """Which rows are of one of these message types, as `is_named`."""
+    if MESSAGE_TYPE not in rows.column_names:
+        return False
+    types = rows.column(MESSAGE_TYPE).combine_chunks().dictionary_encode()
+    are_named = pa.array([any(is_named(full, name) for name in names) for full in types.dictionary.to_pylist()], pa.bool_())
+    return np.asarray(are_named.take(types.indices).fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
 def _numbers_of(games: pa.DictionaryArray | str) -> HashArray | np.uint64:

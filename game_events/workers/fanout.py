@@ -10,24 +10,26 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.config.settings import Settings
+from game_events.config.type_names import SEPARATOR, TypeTables, game_of, of_type
 from game_events.decoding.columns import ColumnMap, level_of
 from game_events.errors import LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.group import one_ahead
-from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
+from game_events.lakehouse.data.columns import BRONZE_ONLY, MESSAGE_TYPE, bronze_schema
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
-from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game
+from game_events.workers.rows import FileRows, OldRows, PartialAggregate, PartialRows, parts_by_game, parts_by_type
 from game_events.workers.rules import OutcomeWriter, RuleOutcome
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Routing:
         unnamed: reason for rows without a name.
         known: names of existing games.
         room: number of new names that may get files in one pass; None: any.
+        reserved: what no name may have in it.
     """
 
     allowed: frozenset[str] = frozenset()
@@ -58,6 +61,13 @@ class Routing:
     unnamed: str = INVALID
     known: frozenset[str] = frozenset()
     room: int | None = None
+    reserved: str | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, only: Collection[str] | None = None) -> Routing:
+        """Of the names that the settings allow; `only`: of these."""
+        reserved = SEPARATOR if settings.type_tables is not None else None
+        return cls(frozenset(settings.games), None if only is None else frozenset(only), reserved=reserved)
 
     @classmethod
     def of_all(cls, settings: Settings, known: Collection[str]) -> Routing:
@@ -67,13 +77,13 @@ class Routing:
         """
         room = None if settings.games else max(0, settings.max_games - len(known))
         unnamed = NO_NAME if settings.message_types else INVALID
-        return cls(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
+        return replace(cls.of(settings), unnamed=unnamed, known=frozenset(known), room=room)
 
     def refusal(self, name: object) -> str | None:
         """Why a name gets no table; None if it may."""
         if name is None:
             return self.unnamed
-        if not is_game(name):
+        if not is_game(name) or (self.reserved is not None and self.reserved in str(name)):
             return INVALID
         return NOT_ALLOWED if self.allowed and name not in self.allowed else None
 
@@ -117,8 +127,9 @@ class ColumnChoice:
     def sent(self, rows: pa.Table) -> frozenset[str]:
         """The columns that the values in these rows bring."""
         sent = set[str]()
-        for name, columns in self.together.items():
-            if name not in sent and rows.column(name).null_count < rows.num_rows:
+        for name in rows.column_names:
+            columns = self.together.get(name)
+            if columns is not None and name not in sent and rows.column(name).null_count < rows.num_rows:
                 sent |= columns
         return frozenset(sent)
 
@@ -147,6 +158,8 @@ class FanOut(WorkerJob[FanOutResult]):
         held_bytes: bound of the memory of a task: bytes that wait for their file.
         most_games: a task with rows of more games gives up, as one with too many new names does; None: any number.
         partial: the rows are also aggregated for gold.
+        types: the message types whose rows are in tables of their own; None: a game has one table.
+        above: such a table -> the bronze batch up to which it has its rows already: they are left out.
     """
 
     result: ClassVar[type] = FanOutResult
@@ -163,10 +176,12 @@ class FanOut(WorkerJob[FanOutResult]):
     held_bytes: int = BUFFER_BYTES
     most_games: int | None = None
     partial: PartialAggregate | None = None
+    types: TypeTables | None = None
+    above: Mapping[str, int] = field(default_factory=dict)
 
-    def table(self, game: str) -> Table:
-        """Where a game's rows go."""
-        return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
+    def table(self, name: str) -> Table:
+        """Where rows go: those of a game, or of one of its message types (`of_type`)."""
+        return self.lakehouse.gold(name, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(name)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         """Write the rows: the batches, or those of the files of these tasks."""
@@ -180,6 +195,14 @@ class FanOut(WorkerJob[FanOutResult]):
                 break
         deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
         return stage.finish()
+
+
+class TableRows(NamedTuple):
+    """Rows of some tables, of a buffer: their order, the start and length of each table's part in it, and their columns."""
+
+    order: pa.Array
+    parts: dict[str, tuple[int, int]]
+    columns: list[str]
 
 
 class Stage:
@@ -198,6 +221,8 @@ class Stage:
             self.result.counts = self._splitter.counts
         self._new: set[str] = set()
         self._partial = PartialRows(task.partial) if task.partial is not None else None
+        #: Message type, None for the others -> columns that its tables may have, of those that not every table has.
+        self._of_type: dict[str | None, set[str]] = {}
         #: Game -> keys of its new rows.
         self._keys: dict[str, list[pa.Table]] = {}
 
@@ -229,8 +254,8 @@ class Stage:
         for writer in (*self._writers.values(), *self._rejected.values()):
             with suppress(OSError):
                 writer.abort()
-        for game in self._writers.keys() - self._task.routing.known:
-            remove_empty_folder(self._task.table(game))
+        for name in self._writers.keys() - self._task.routing.known:
+            remove_empty_folder(self._task.table(name))
         self._buffer = []
         self._rows = 0
         self._bytes = 0
@@ -240,12 +265,12 @@ class Stage:
         return self.result
 
     def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
-        for game, writer in writers.items():
-            self._try(game, writer.close)
-        return {game: writer.files for game, writer in writers.items() if writer.files}
+        for name, writer in writers.items():
+            self._try(name, writer.close)
+        return {name: writer.files for name, writer in writers.items() if writer.files}
 
-    def _try(self, game: str, write: Callable[[], object]) -> None:
-        self.result.write_alone(game, self._task.table(game), write)
+    def _try(self, name: str, write: Callable[[], object]) -> None:
+        self.result.write_alone(name, self._task.table(name), write)
 
     def _write_buffer(self) -> None:
         if not self._rows:
@@ -256,67 +281,105 @@ class Stage:
         self._rows = 0
         self._bytes = 0
         order, by_game = parts_by_game(rows, task.game_column)
-        parts = self._routed(by_game)
-        if self._has_too_many(parts.keys()):
+        games = self._routed(by_game)
+        tables = self._tables(rows, order, games) if games else []
+        if self._has_too_many({name for group in tables for name in group.parts}):
             self.give_up()
-        if not parts or self.result.crowded:
+        if not tables or self.result.crowded:
             return
         if self._partial is not None:
             self._partial.add(rows)
-        written = rows.select(task.schema.names).take(order).cast(task.schema)
-        more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
-        size = buffer_bytes(written)
-        for game, part in parts.items():
-            share = size * part[1] // rows.num_rows
-            self._try(game, partial(self._write_part, game, written.slice(*part), share, more.slice(*part)))
-        # Each game's part keeps the whole sorted table in memory: count the table.
-        self._held += size
+        for group in tables:
+            self._write_rows(rows, group)
         if self._held > self._task.held_bytes:
             self._flush()
 
+    def _write_rows(self, rows: pa.Table, group: TableRows) -> None:
+        task = self._task
+        schema = task.schema if group.columns == task.schema.names else pa.schema([task.schema.field(n) for n in group.columns])
+        written = rows.select(group.columns).take(group.order).cast(schema)
+        more = rows.select(task.outcome.columns).take(group.order) if task.outcome is not None else written
+        size = buffer_bytes(written)
+        for name, part in group.parts.items():
+            share = size * part[1] // written.num_rows
+            self._try(name, partial(self._write_part, name, written.slice(*part), share, more.slice(*part)))
+        # Each part keeps the whole sorted table in memory: count the table.
+        self._held += size
+
     def _routed(self, by_game: Mapping[Any, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """The parts that the routing takes; notes which games are new, and the rows of the other names."""
+        """The games' parts that the routing takes; notes which games are new, and the rows of the other names."""
         routing = self._task.routing
         parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
         return parts
 
-    def _has_too_many(self, games: Collection[str]) -> bool:
+    def _tables(self, rows: pa.Table, order: pa.Array, games: Mapping[str, tuple[int, int]]) -> list[TableRows]:
+        """The rows of each table: all of them in one order, or those of each message type."""
+        types = self._task.types
+        if types is None or MESSAGE_TYPE not in rows.column_names:  # as of bronze's rows from before it had the column
+            return [TableRows(order, dict(games), self._task.schema.names)]
+        groups = []
+        for message_type, taken, of_type_parts in parts_by_type(rows, order, games, types):
+            parts = {of_type(game, message_type): part for game, part in of_type_parts.items()}
+            groups.append(TableRows(taken, parts, self._columns(rows, taken, message_type, parts)))
+            if message_type is not None:
+                for game in of_type_parts:
+                    self.result.types[game] = self.result.types.get(game, frozenset()) | {of_type(game, message_type)}
+        return groups
+
+    def _columns(self, rows: pa.Table, taken: pa.Array, message_type: str | None, tables: Iterable[str]) -> list[str]:
+        """The columns that the tables of a type need of these rows: the others, of other types, are not even copied."""
+        names: list[str] = self._task.schema.names
+        choice = self._task.choice
+        if choice is None:
+            return names
+        # What workers know of the tables before, and what values there are now.
+        known = self._of_type.setdefault(message_type, set())
+        known |= choice.sent(rows.select([name for name in choice.together if name not in known]).take(taken))
+        known.update(*(self.result.columns.get(name, frozenset()) for name in tables))
+        return [name for name in names if name not in choice.together or name in known]
+
+    def _has_too_many(self, tables: Collection[str]) -> bool:
         """Whether there are more new games than there is room for, or, with these, more than the task may write files of."""
         room = self._task.routing.room
         most = self._task.most_games
         too_many_new = room is not None and len(self._new) > room
-        return too_many_new or (most is not None and len(self._writers.keys() | games) > most)
+        return too_many_new or (most is not None and len(self._writers.keys() | tables) > most)
 
     def _flush(self) -> None:
-        """Write what the files of all games hold in memory."""
+        """Write what the files of all tables hold in memory."""
         self._held = 0
-        for game, writer in self._writers.items():
-            self._try(game, writer.flush)
+        for name, writer in self._writers.items():
+            self._try(name, writer.flush)
 
-    def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
+    def _write_part(self, name: str, rows: pa.Table, size: int, more: pa.Table) -> None:
+        above = self._task.above.get(name)
+        if above is not None:
+            is_later = pc.greater(rows.column("_batch"), above)
+            rows = rows.filter(is_later)
+            more = more.filter(is_later)
         if self._splitter is not None:
-            rows = self._splitter.keep(game, rows, more)
-        if self._task.old is not None and game in self._task.old.files:
+            rows = self._splitter.keep(name, rows, more)
+        if self._task.old is not None and name in self._task.old.files:
             # A copy: a slice would keep the rows of all games.
-            self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
+            self._keys.setdefault(name, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
         if rows.num_rows:
-            writer = self._writer(game, rows)
+            writer = self._writer(name, rows)
             writer.write(rows.select(writer.schema.names), size)
 
-    def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
-        """The game's writer; one with more columns if these rows have values in more."""
+    def _writer(self, name: str, rows: pa.Table) -> StagedWriter:
+        """The table's writer; one with more columns if these rows have values in more."""
         choice = self._task.choice
-        writer = self._writers.get(game)
-        known = self.result.columns.get(game, frozenset())
+        writer = self._writers.get(name)
+        known = self.result.columns.get(name, frozenset())
         sent = known if choice is None else known | choice.sent(rows)
         if writer is None or sent != known:
             schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
-            wider = StagedWriter(self._task.table(game), schema, game, short_lived=self._task.layer == "gold")
+            wider = StagedWriter(self._task.table(name), schema, game_of(name), short_lived=self._task.layer == "gold")
             wider.files = [] if writer is None else writer.close()
-            self._writers[game] = writer = wider
+            self._writers[name] = writer = wider
             if sent:
-                self.result.columns[game] = sent
+                self.result.columns[name] = sent
         return writer
 
     def _others(self) -> Iterator[tuple[str, pa.Table | Exception | None]]:
@@ -349,6 +412,7 @@ class OnePassTask:
     columns: PartialAggregate
     aggregate: bool
     most_games: int | None
+    types: TypeTables | None = None
 
     def fan_out(self, columns: ColumnMap) -> FanOut | None:
         """The fan-out of rows decoded to these columns; None: none of them names the game."""
@@ -366,6 +430,7 @@ class OnePassTask:
             held_bytes=BUFFER_BYTES // 2,  # bronze's rows wait beside them
             most_games=self.most_games,
             partial=own if self.aggregate and own.fits(schema) else None,
+            types=self.types,
         )
 
 

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from itertools import chain
 from operator import add, or_
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from game_events.config.type_names import game_of
 from game_events.decoding.decoder import DecodedBatch, TypeKey
 from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.unframed.inferred import merged_texts
@@ -55,6 +57,22 @@ def distinct(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
 def add_counts(first: Mapping[Any, int], second: Mapping[Any, int]) -> Mapping[Any, int]:
     """Sum of each key's counts."""
     return Counter(first) + Counter(second) if second else first
+
+
+#: Names of message types under which rows are counted; records of topics without a schema choose how many there are.
+MOST_TYPES = 1_000
+#: Rows of types of which less rows came than of these.
+OTHER_TYPES = "(others)"
+
+
+def add_types(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, int]:
+    """Sum of each type's rows, of at most `MOST_TYPES`."""
+    counts = Counter(add_counts(first, second))
+    if len(counts) <= MOST_TYPES:
+        return counts
+    others = counts.pop(OTHER_TYPES, 0)
+    kept = Counter(dict(counts.most_common(MOST_TYPES - 1)))
+    return kept + Counter({OTHER_TYPES: others + counts.total() - kept.total()})
 
 
 def by_key(merge_values: Merge) -> Merge:
@@ -195,15 +213,16 @@ class RuleCounts(Summed):
 
 @dataclass
 class FanOutResult(Summed):
-    """What the workers return.
+    """What the workers return. Where message types have tables of their own, what each table is called (`tables.of_type`).
 
     Attributes:
-        files: game -> its files.
+        files: table -> its files.
         refused: why -> name -> rows that belong to no game.
         failed: game -> why its files could not be written; its other files must not be committed.
         rejected: game -> its files for quarantine.
-        counts: game -> counts of its rows by the rules; empty without rules.
-        columns: game -> the optional columns of its files; empty without a choice.
+        counts: table -> counts of its rows by the rules; empty without rules.
+        columns: table -> the optional columns of its files; empty without a choice.
+        types: game -> the tables of its message types that had rows.
         crowded: a worker met more new names than `Routing.room`, or more games than `FanOut.most_games`: nothing was kept.
         partials: partial rows of gold, of each task (`PartialRows`).
     """
@@ -214,20 +233,34 @@ class FanOutResult(Summed):
     rejected: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
     counts: dict[str, RuleCounts] = merged(by_key(merge), dict)
     columns: dict[str, frozenset[str]] = merged(by_key(or_), dict)
+    types: dict[str, frozenset[str]] = merged(by_key(or_), dict)
     crowded: bool = merged(or_, bool)
     partials: list[pa.Table] = merged(extend, list)
 
     @property
     def games(self) -> set[str]:
         """Games that had rows, rejected or not."""
-        return (set(self.files) | set(self.counts)) - set(self.failed)
+        return set(map(game_of, chain(self.files, self.counts))) - set(self.failed)
+
+    def tables(self, game: str) -> list[str]:
+        """What the tables of a game that may have had rows are called, its own one last."""
+        return [*sorted(self.types.get(game, ())), game]
 
     def rows(self, game: str) -> int:
         """Rows that a game had, rejected or not."""
-        return self.counts[game].rows if game in self.counts else sum(f.rows for f in self.files.get(game, []))
+        return sum(
+            self.counts[name].rows if name in self.counts else sum(f.rows for f in self.files.get(name, []))
+            for name in self.tables(game)
+        )
 
-    def write_alone(self, game: str, table: Table, write: Callable[[], object]) -> None:
-        """Write to a game's table; an error fails that game only, unless the object store is unavailable for all games."""
+    def rules(self, game: str) -> RuleCounts | None:
+        """The counts of all rows of a game by the rules; None without rules."""
+        counted = [self.counts[name] for name in self.tables(game) if name in self.counts]
+        return RuleCounts.sum(counted) if counted else None
+
+    def write_alone(self, name: str, table: Table, write: Callable[[], object]) -> None:
+        """Write to a table; an error fails its game only, unless the object store is unavailable for all games."""
+        game = game_of(name)
         if game in self.failed:
             return
         try:
@@ -241,10 +274,14 @@ class FanOutResult(Summed):
             self.failed[game] = f"its files cannot be written: {known or error}"
 
     def discard(self, table: Callable[[str], Table]) -> None:
-        """Delete the files, which no commit names, and the folders of tables that were not made; `table`: of a game."""
-        for game, files in self.files.items():
-            discard(table(game), files)
-            remove_empty_folder(table(game))
+        """Delete the files, which no commit names, and the folders of tables that were not made; `table`: that of a name."""
+        for name, files in self.files.items():
+            discard(table(name), files)
+            remove_empty_folder(table(name))
+
+
+#: Rows whose message type is not known, among those by type: no full name is that.
+NO_TYPE = "(none)"
 
 
 @dataclass
@@ -265,6 +302,7 @@ class StagedRows(Summed):
         unknown_names: names of schemas, of topics without frames, that the plan does not know.
         grown: topic without a schema -> type of members that the plan does not know.
         rescued: topic without a schema -> rows with values that do not fit their columns.
+        by_type: full name of a message type -> rows in bronze's files; `NO_TYPE`: of none that is known.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
         silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
         fitted: computed columns of which an expression fitted some message type.
@@ -287,6 +325,7 @@ class StagedRows(Summed):
     unknown_names: set[SchemaName] = merged(or_, set)
     grown: dict[str, str] = merged(by_key(merged_texts), dict)
     rescued: Counter[str] = merged(add_counts, Counter)
+    by_type: Counter[str] = merged(add_types, Counter)
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
     silver: FanOutResult = merged(merge, FanOutResult)

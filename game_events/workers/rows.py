@@ -17,13 +17,15 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from game_events.config.type_names import TypeTables
 from game_events.lakehouse.commits.group import ahead
-from game_events.lakehouse.data.columns import TIME
+from game_events.lakehouse.data.columns import MESSAGE_TYPE, TIME
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
 from game_events.lakehouse.data.staging import StagedWriter, buffer_bytes
 from game_events.lakehouse.tables import Lakehouse
@@ -174,15 +176,46 @@ class OldRows:
 
 def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
     """The order of the rows by game, and game -> start and length of its part in this order."""
-    codes = rows.column(game_column).combine_chunks().dictionary_encode(null_encoding="encode")
-    if isinstance(codes, pa.ChunkedArray):
-        codes = codes.combine_chunks()
-    numbers = codes.indices.to_numpy()
-    names = codes.dictionary.to_pylist()
+    numbers, names = _encoded(rows.column(game_column))
     # numpy sorts 16-bit numbers in linear time.
     order = np.argsort(numbers.astype(np.min_scalar_type(len(names))), kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(len(names) + 1)).tolist()
     return pa.array(order), {name: (bounds[n], bounds[n + 1] - bounds[n]) for n, name in enumerate(names)}
+
+
+def parts_by_type(
+    rows: pa.Table, order: pa.Array, games: Mapping[str, tuple[int, int]], types: TypeTables
+) -> Iterator[tuple[str | None, pa.Array, dict[str, tuple[int, int]]]]:
+    """Each message type that has tables, None for all others: its rows by game, and game -> start and length of its part.
+
+    `order`, `games`: of `parts_by_game`; rows of other games are left out.
+    """
+    written, full_names = _encoded(rows.column(MESSAGE_TYPE))
+    names = [types.name(full_name) for full_name in full_names]
+    known: list[str | None] = [None, *sorted({name for name in names if name is not None})]
+    number_of = {name: number for number, name in enumerate(known)}
+    by_game = order.to_numpy()
+    taken = np.concatenate([by_game[start : start + length] for start, length in games.values()])
+    game_numbers = np.repeat(np.arange(len(games)), [length for _, length in games.values()])
+    type_numbers = np.array([number_of[name] for name in names])[written][taken]
+    codes = type_numbers * len(games) + game_numbers
+    within = np.argsort(codes.astype(np.min_scalar_type(len(games) * len(known))), kind="stable")
+    bounds = np.searchsorted(codes[within], np.arange(len(games) * len(known) + 1))
+    for number, name in enumerate(known):
+        of_type = bounds[number * len(games) : (number + 1) * len(games) + 1]
+        begin = int(of_type[0])
+        lengths = np.diff(of_type).tolist()
+        parts = {game: (int(start) - begin, n) for game, start, n in zip(games, of_type, lengths, strict=False) if n}
+        if parts:
+            yield name, pa.array(taken[within[begin : of_type[-1]]]), parts
+
+
+def _encoded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.integer[Any]], list[Any]]:
+    """The number of each value, and the values, NULL too."""
+    codes = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    if isinstance(codes, pa.ChunkedArray):
+        codes = codes.combine_chunks()
+    return codes.indices.to_numpy(), codes.dictionary.to_pylist()
 
 
 def has_key(rows: pa.Table, keys: pa.Table) -> pa.Array:

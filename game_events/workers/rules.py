@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.config.type_names import game_of
 from game_events.lakehouse.data.columns import (
     BRONZE_ONLY,
     HEADERS,
@@ -127,16 +128,19 @@ class OutcomeWriter:
         self.writers: dict[str, StagedWriter] = {}
         self._now = datetime.now(UTC)
 
-    def keep(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
-        """Count a game's rows, write rejected ones to quarantine, return those of the table (`more`: `RuleOutcome.columns`)."""
+    def keep(self, name: str, rows: pa.Table, more: pa.Table) -> pa.Table:
+        """Count rows, write rejected ones to quarantine, return those of the table (`more`: `RuleOutcome.columns`).
+
+        `name`: what the table is called.
+        """
         if self._task.apart:
             judged = more.column(RULE_RESULT)
-            self._judge(game, rows.filter(judged), more.filter(judged))
+            self._judge(name, rows.filter(judged), more.filter(judged))
             return rows.filter(pc.invert(judged))
-        return self._judge(game, rows, more)
+        return self._judge(name, rows, more)
 
-    def _judge(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
-        counts = self.counts.setdefault(game, RuleCounts())
+    def _judge(self, name: str, rows: pa.Table, more: pa.Table) -> pa.Table:
+        counts = self.counts.setdefault(name, RuleCounts())
         counts.rows += rows.num_rows
         rules = self._task.rules.rules
         masks = self._task.rules.names
@@ -160,11 +164,11 @@ class OutcomeWriter:
         counts.duplicates += int(((disposition == DUPLICATE) | (disposition == DUPLICATE_READMITTED)).sum())
         rejected = np.flatnonzero(disposition == REJECT)
         if len(rejected):
-            self._reject(game, rows.take(pa.array(rejected)), more.take(pa.array(rejected)), violated[rejected])
+            self._reject(name, rows.take(pa.array(rejected)), more.take(pa.array(rejected)), violated[rejected])
         kept = (disposition == KEEP) | (disposition == READMIT)
         return rows if kept.all() else rows.filter(pa.array(kept))
 
-    def _explained(self, game: str, violated: npt.NDArray[np.bool_]) -> tuple[list[str], list[str], pa.Array]:
+    def _explained(self, name: str, violated: npt.NDArray[np.bool_]) -> tuple[list[str], list[str], pa.Array]:
         """Reasons and details of rejected rows by the rules that they violate, and which of them each row has."""
         combinations, which = np.unique(violated, axis=0, return_inverse=True)
         which = which.reshape(-1)
@@ -176,13 +180,14 @@ class OutcomeWriter:
             first = next(rule for rule in broken if rule.action == "quarantine")
             reasons.append(first.name)
             names = ", ".join(rule.name for rule in broken)
-            details.append(f"game {game}: not true: {first.sql}; violated rules: {names}")
-            self.counts[game].reasons[first.name] += size
+            details.append(f"game {game_of(name)}: not true: {first.sql}; violated rules: {names}")
+            self.counts[name].reasons[first.name] += size
         return reasons, details, pa.array(which)
 
-    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
+    def _reject(self, name: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
         count = rows.num_rows
-        reasons, details, which = self._explained(game, violated)
+        game = game_of(name)
+        reasons, details, which = self._explained(name, violated)
         own = {name: rows.column(name) for name in OWN_NAMES if name in rows.column_names}
         own |= {name: more.column(name) for name in BRONZE_ONLY}
         own[HEADERS] = none_if_empty(own[HEADERS])

@@ -6,7 +6,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.rules import Rule, all_rules
+from game_events.rules import Rule, all_rules, have_common_types, is_named
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +88,7 @@ def test_what_is_sent_twice_comes_from_yaml_and_from_the_environment(folder, mon
         ([{"window": 1}], "Extra inputs"),
         ([{}, {"games": ["uno"]}], "entries 1 and 2 are for the same rows"),
         ([{"games": ["uno"], "types": ["a.B"]}, {"games": ["go"]}, {"games": ["go", "uno"], "types": ["c.D"]}], "2 and 3"),
+        ([{"types": ["a.B"]}, {"types": ["B"]}], "1 and 2"),
     ],
 )
 def test_entries_without_a_meaning_or_for_the_same_rows_are_refused(more, message):
@@ -98,3 +99,12 @@ def test_entries_without_a_meaning_or_for_the_same_rows_are_refused(more, messag
 def test_entries_for_other_games_or_types_stand_beside_each_other():
     apart = [{"games": ["uno"], "types": ["a.B"]}, {"games": ["uno"], "types": ["c.D"]}, {"games": ["go"]}]
     assert len(load_settings(deduplicate=[{"key": ["a"], "window_h": 1} | entry for entry in apart]).deduplicate) == 3
+
+
+def test_a_message_type_is_named_in_full_or_without_its_first_parts():
+    assert is_named("a.b.Paid", "Paid")
+    assert is_named("a.b.Paid", "b.Paid")
+    assert not is_named("a.b.Unpaid", "Paid")
+    assert have_common_types(["b.Paid"], ["Paid", "x.Y"])
+    assert have_common_types([], ["Paid"])
+    assert not have_common_types(["a.Paid", "Quit"], ["b.Paid"])

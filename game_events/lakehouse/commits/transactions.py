@@ -10,10 +10,11 @@ A restore (`RESTORE`) takes rows back and leaves every `txn` unchanged: progress
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 import pyarrow.compute as pc
@@ -97,6 +98,8 @@ class Txn(StrEnum):
     ROWS_QUARANTINED = "rows_quarantined"
     #: Silver: rows that were left out as they were sent twice, since its rows were replaced. Reconciliation adds it, too.
     ROWS_DUPLICATE = "rows_duplicate"
+    #: Silver, a game's own table: digest of what the tables of its message types are called, by which a deleted one is found.
+    TYPES = "types"
 
     # From layer to layer.
     #: Silver and gold of all games, by game: 1 from a restore of the table on until the game's rows are replaced, then 0.
@@ -173,6 +176,11 @@ def silver_app(silver: DeltaTable) -> str:
     """
     erased = erasures(silver)
     return Txn.SILVER.of(silver.metadata().id, incarnation(silver), *([erased] if erased else []))
+
+
+def types_digest(names: Collection[str]) -> int:
+    """The value of `Txn.TYPES`: tells sets of tables of message types apart; 0: there are none."""
+    return int(sha256("/".join(sorted(names)).encode()).hexdigest()[:15], 16) if names else 0
 
 
 @dataclass(frozen=True)

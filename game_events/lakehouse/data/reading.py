@@ -78,6 +78,33 @@ class FileSelection:
         return replace(self, data=first), replace(self, data=second)
 
 
+@dataclass(frozen=True)
+class SelectedFiles:
+    """Files of several tables, by what each of them is called."""
+
+    by_table: Mapping[str, FileSelection]
+
+    @property
+    def files(self) -> list[str]:
+        """URIs of the files."""
+        return [uri for files in self.by_table.values() for uri in files.files]
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the files below their tables' folders."""
+        return [path for files in self.by_table.values() for path in files.paths]
+
+    @property
+    def rows(self) -> int:
+        """As of a `FileSelection`."""
+        return sum(files.rows for files in self.by_table.values())
+
+    @property
+    def exact(self) -> bool:
+        """As of a `FileSelection`."""
+        return all(files.exact for files in self.by_table.values())
+
+
 def selection(handle: DeltaTable, above: int | None = None) -> FileSelection:
     """Files that may hold rows of later bronze batches than `above`; None: all files."""
     files = files_of(handle)

@@ -337,6 +337,7 @@ def report_batch(
     batch = planned.set_transactions[Txn.BATCH]
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, planned.schema, batch, known_columns=known)
     report.add_batch(batch, (*staged.types, *staged.undecoded), pipeline.catalog.other_types(staged.undecoded))
+    report.add(BronzeResult(rows_by_type=staged.by_type))
 
 
 def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> None:

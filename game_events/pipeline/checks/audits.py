@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
+from itertools import zip_longest
 from statistics import median
 
 import pyarrow as pa
@@ -50,7 +51,8 @@ CLOSE = 1e-9
 class _Tables:
     """What is compared.
 
-    `taken`: game -> last bronze batch that its gold contains. `current`: games with all of gold's rows in `unified`.
+    `silver`: what its tables are called -> handle. `taken`: game -> last bronze batch that its gold contains. `current`: games
+    with all of gold's rows in `unified`.
     """
 
     silver: dict[str, DeltaTable]
@@ -100,6 +102,7 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     unified = _unified(pipeline, aggregate)
     all_gold = opened(chosen, pipeline.lakehouse.gold)
     all_silver = opened(chosen, pipeline.lakehouse.silver)
+    listed = pipeline.lakehouse.type_tables()
     sample = _Tables({}, {}, {}, unified, [])
     for game in all_gold.keys() & all_silver.keys():
         gold = all_gold[game]
@@ -109,6 +112,7 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
         if batch is None or not is_current(gold, aggregate):
             continue
         sample.silver[game] = silver
+        sample.silver.update(opened(listed.get(game, []), pipeline.lakehouse.silver))
         sample.gold[game] = gold
         sample.taken[game] = batch
         if unified is not None and txn(unified, gold_app(gold)) == gold.version():
@@ -244,10 +248,10 @@ MIN_DAYS = 7
 #: deviation is 0 for a game that sends the same number every day.
 DEVIATIONS, SHARE = 5.0, 0.5
 _MAD_TO_SIGMA = 1.4826
-_READ = ("time", "kind", "layer", "game", "table_rows")
-#: Rows of a game's table at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
+_READ = ("time", "kind", "layer", "game", "table", "table_rows")
+#: Rows of a game's tables at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
 _DAYS = """
-SELECT game, (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
+SELECT game, "table", (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
 FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND table_rows IS NOT NULL AND time <= $now
 GROUP BY ALL ORDER BY game, back DESC
 """
@@ -319,13 +323,13 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
     """Check that each game's rows of the last 24 hours are near the median of its days before."""
     now = now or datetime.now(UTC)
     events = read_events(pipeline.lakehouse, now - timedelta(days=HISTORY_DAYS + 1), columns=_READ)
-    totals: dict[str, dict[int, int]] = {}
+    totals: dict[str, dict[str, dict[int, int]]] = {}
     for row in query(events, _DAYS, now=now):
-        totals.setdefault(row["game"], {})[row["back"]] = row["total"]
+        totals.setdefault(row["game"], {}).setdefault(row["table"], {})[row["back"]] = row["total"]
     compared = 0
     unusual = []
-    for game, by_day in totals.items():
-        last, history = daily_rows(by_day)
+    for game, by_table in totals.items():
+        last, history = _daily_rows_of_all(by_table.values())
         if len(history) < MIN_DAYS:
             continue
         compared += 1
@@ -360,6 +364,13 @@ def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
         rows.append(max(0, now - before))
         before = now
     return (rows[-1], rows[:-1]) if rows else (0, [])
+
+
+def _daily_rows_of_all(tables: Iterable[dict[int, int]]) -> tuple[int, list[int]]:
+    """The sums of `daily_rows` of a game's tables, of which some came later than others."""
+    each = [[last, *reversed(before)] for last, before in map(daily_rows, tables)]
+    last, *history = [sum(day) for day in zip_longest(*each, fillvalue=0)]
+    return last, history[::-1]
 
 
 def is_unusual(last: int, history: list[int]) -> bool:

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -18,7 +19,7 @@ from game_events.lakehouse.data.columns import COORDINATES, has_decoded_columns
 from game_events.lakehouse.data.reading import read_arrow, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.system_tables import CountedRows, GameRows, Progress
-from game_events.lakehouse.tables import Layer
+from game_events.lakehouse.tables import Layer, files_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.silver.admission import readmitted_rows
@@ -287,12 +288,20 @@ def _of_later_rows(
     tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     if any(identity.taken(tables.get(game)) != taken[game] for game in waiting):
         return None
+    types = _types_of(pipeline, tables)
     add_earlier(counts, earlier, taken)
     counts.held.update({game: decisions.rejected_rows.get(game, 0) for game in tables})
     unchanged = {game: earlier.games[game] for game in taken.keys() & earlier.games.keys() - tables.keys()}
-    result = _compared(pipeline, _Counted(bronze, decisions, tables, counts, settled, unchanged))
+    result = _compared(pipeline, _Counted(bronze, decisions, tables, counts, settled, unchanged, types))
     _publish(pipeline, tables)
     return replace(result, counted_before=earlier.batch)
+
+
+def _types_of(pipeline: Pipeline, games: Collection[str]) -> Mapping[str, Sequence[DeltaTable]]:
+    """Game -> the tables of its message types; to be opened after the games' own ones, which say up to where they count."""
+    names = {game: of_game for game, of_game in pipeline.lakehouse.type_tables().items() if game in games}
+    handles = opened(chain.from_iterable(names.values()), pipeline.lakehouse.silver, pipeline.tables.open_to_read)
+    return {game: [handles[name] for name in of_game if name in handles] for game, of_game in names.items()}
 
 
 def _publish(pipeline: Pipeline, silver: Mapping[str, DeltaTable]) -> None:
@@ -313,6 +322,7 @@ def _games_with_pending(counts: RowCounts) -> set[str]:
 def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count: RowCounter) -> Reconciliation:
     identity = BronzeIdentity.of(before)
     tables = opened(state.games, pipeline.lakehouse.silver)
+    types = _types_of(pipeline, tables)
     handle = pipeline.open_bronze() or before
     if BronzeIdentity.of(handle) != identity:
         return reconcile(pipeline, count=count)  # it was replaced meanwhile, and has progress of its own
@@ -320,7 +330,7 @@ def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count:
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
     counts = count(pipeline, handle, decisions, taken, settled, 0)
-    return _compared(pipeline, _Counted(handle, decisions, tables, counts, settled))
+    return _compared(pipeline, _Counted(handle, decisions, tables, counts, settled, types=types))
 
 
 def _settled(state: Progress, taken: Mapping[str, int]) -> int:
@@ -331,7 +341,11 @@ def _settled(state: Progress, taken: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class _Counted:
-    """What is compared; `unchanged`: games that balanced, and have no news. `settled`: batch up to which no row is pending."""
+    """What is compared.
+
+    `unchanged`: games that balanced, and have no news. `settled`: batch up to which no row is pending. `types`: game -> the
+    tables of its message types.
+    """
 
     bronze: DeltaTable
     decisions: Decisions
@@ -339,6 +353,26 @@ class _Counted:
     rows: RowCounts
     settled: int
     unchanged: Mapping[str, GameRows] = field(default_factory=dict)
+    types: Mapping[str, Sequence[DeltaTable]] = field(default_factory=dict)
+
+    def rows_in(self, game: str) -> int:
+        """Rows of a game's silver; of its message types those that its own table says are complete."""
+        own = self.tables[game]
+        upto = BronzeIdentity.of(self.bronze).taken(own) or 0
+        return row_count(own) + sum(_rows_up_to(table, upto) for table in self.types.get(game, ()))
+
+    def kept_out(self, game: str) -> tuple[int, int, int]:
+        """A game's rows that rules have dropped, and put into quarantine, and those that were sent twice."""
+        tables = (self.tables[game], *self.types.get(game, ()))
+        dropped, quarantined, duplicates = (sum(counter(table, app) for table in tables) for app in ROW_COUNTERS)
+        # Where types have tables, an erasure takes its duplicates off the dropped rows (`governance.commits`).
+        return max(0, dropped), quarantined, duplicates + min(0, dropped)
+
+
+def _rows_up_to(table: DeltaTable, batch: int) -> int:
+    """Rows without those of files of later batches, which a crash, or a run at this moment, has added."""
+    rows = row_count(table)
+    return rows - sum(file.rows or 0 for file in files_of(table) if (file.lowest_batch or 0) > batch)
 
 
 def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
@@ -352,8 +386,8 @@ def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
 def _counts_by_game(counted: _Counted) -> dict[str, GameCounts]:
     rows = counted.rows
     games = {
-        game: GameCounts(rows.rows[game] - rows.pending[game], row_count(table), *_kept_out(table), rows.held[game])
-        for game, table in sorted(counted.tables.items())
+        game: GameCounts(rows.rows[game] - rows.pending[game], counted.rows_in(game), *counted.kept_out(game), rows.held[game])
+        for game in sorted(counted.tables)
     }
     for game, before in counted.unchanged.items():
         silver = before.rows - before.dropped - before.quarantined - before.duplicates
@@ -385,16 +419,10 @@ def _keep(pipeline: Pipeline, counted: _Counted) -> None:
     games = dict[str | None, GameRows](counted.unchanged.items())
     for name, rows in counted.rows.settled.items():
         if rows and name not in games:
-            table = None if name is None else counted.tables.get(name)
-            games[name] = GameRows(rows) if table is None else GameRows(rows, *_kept_out(table))
+            has_table = name is not None and name in counted.tables
+            games[name] = GameRows(rows, *counted.kept_out(str(name))) if has_table else GameRows(rows)
     noted = CountedRows(counted.settled, games)
     try:
         pipeline.progress.update(counted.decisions.bronze_id, lambda now: replace(now, counted=noted))
     except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
         log.warning("counted_rows_not_kept=true the_next_check_counts_all_rows=true cause=%s", type(error).__name__)
-
-
-def _kept_out(silver: DeltaTable) -> tuple[int, int, int]:
-    """A game's rows that rules have dropped, and put into quarantine, and those that were sent twice."""
-    dropped, quarantined, duplicates = (counter(silver, app) for app in ROW_COUNTERS)
-    return dropped, quarantined, duplicates

@@ -32,6 +32,7 @@ from pyspark.sql.types import DecimalType, StructField, StructType
 from game_events.config.names import columns_in, words
 from game_events.errors import QUOTED, ExtensionError, GameEventsError, first_line
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
+from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
@@ -47,7 +48,7 @@ from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
-from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
+from game_events.spark.schemas import arrow_schema, merged_columns, nullable, of_types, quoted, united
 from game_events.workers.fanout import FanOut
 from game_events.workers.job import task_numbers
 from game_events.workers.results import FanOutResult
@@ -144,7 +145,7 @@ def _aggregated(
     `few`: one task reads new rows. `has_rules`: rules are evaluated on the rows, so only those that change may be among them.
     """
     aggregate = run.aggregate
-    columns, clashes = _columns(run.pipeline, (plan.silver for plan in plans.values()))
+    columns, clashes = _columns(run.pipeline, (table for plan in plans.values() for table in plan.silver_tables))
     try:
         rows = _new_aggregates(run, plans, columns, few=few)
         schema = arrow_schema(rows.drop(GAME), aggregate)
@@ -185,13 +186,19 @@ def _why_raised(aggregate: GoldAggregate, error: Exception, columns: StructType,
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
     aggregate = run.aggregate
     if aggregate.mode != "merge":
-        rows = aggregate.function(_rows_of_changed_keys(run, plans, columns, few=few)) if aggregate.function else None
+        silver = _rows_of_changed_keys(run, plans, columns, few=few)
+        silver = silver.where(of_types(sorted(aggregate.types))) if aggregate.types else silver
+        rows = aggregate.function(silver) if aggregate.function else None
         if not isinstance(rows, DataFrame):
             raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")
         _require_columns(aggregate, rows)
         return rows
     needed = columns_of_measures(aggregate, columns.names)
+    if aggregate.types and needed is not None:
+        needed.add(MESSAGE_TYPE)
     silver = new_rows(run.pipeline, plans, columns, few=few, needed=needed)
+    if aggregate.types:
+        silver = silver.where(of_types(sorted(aggregate.types)))
     measures = [_named(measure.sql, column) for column, measure in aggregate.measures.items()]
     return silver.groupBy(GAME, *map(quoted, aggregate.keys)).agg(*measures)
 
@@ -301,7 +308,8 @@ def new_rows(
         rows = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
     else:
         columns = StructType([f for f in columns.fields if f.name in {*needed, entity, "_batch"}])
-        rows = _by_size_of_file(pipeline, {game: plan.new for game, plan in plans.items()}, columns, few=few)
+        files = {name: of_table for plan in plans.values() for name, of_table in plan.new.by_table.items()}
+        rows = _by_size_of_file(pipeline, files, columns, few=few)
     if not all(plan.new.exact for plan in plans.values()):
         rows = _of_later_batches(pipeline, rows, plans)
     rows = rows.withColumn(GAME, F.col(quoted(entity)))
@@ -320,13 +328,13 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
     small: list[FilePart] = []
     large: list[str] = []
     count = 0
-    for game, of_game in files.items():
-        light, heavy = of_game.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
-        small += (FilePart(silver_name(game), path) for path in light.paths)
+    for name, of_table in files.items():
+        light, heavy = of_table.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
+        small += (FilePart(silver_name(name), path) for path in light.paths)
         large += heavy.files
         count += light.rows
     if not small or (large and len(small) * OPEN_S - count * ROW_S < BOTH_S):
-        return read_files(pipeline.spark, list(chain.from_iterable(of_game.files for of_game in files.values())), columns)
+        return read_files(pipeline.spark, list(chain.from_iterable(of_table.files for of_table in files.values())), columns)
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
     schema = pa.schema(Schema.from_json(columns.json()))
     tasks = 1 if few else 1 + count // TASK_ROWS

@@ -9,9 +9,10 @@ in their gold rows are reported, never silently NULL.
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +31,15 @@ from game_events.extending import BUILT_IN, PLAYER_AGG, GoldAggregate, count, ma
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.group import for_games, guarded, opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, restored, silver_app, txn
+from game_events.lakehouse.commits.transactions import (
+    BronzeIdentity,
+    Txn,
+    restored,
+    silver_app,
+    txn,
+)
 from game_events.lakehouse.data.columns import AGGREGATE, COMMENT, has_decoded_columns
-from game_events.lakehouse.data.reading import BATCH_INFO, FileSelection, selection
+from game_events.lakehouse.data.reading import BATCH_INFO, FileSelection, SelectedFiles, selection
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.open_table import of_columns
@@ -41,8 +48,10 @@ from game_events.lakehouse.tables import Table, add_actions, names_of, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import CheckResult
 from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.type_tables import open_types
 from game_events.spark.schemas import quoted
 
+log = logging.getLogger(__name__)
 _TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
 
 
@@ -73,6 +82,7 @@ class GamePlan:
         above: silver rows of later bronze batches are new.
         new, old: the files of silver with new rows, and the files of gold with the rows to merge them with, or to keep.
         same_keys: the files of silver with all rows of the new rows' keys; None: the new rows are enough.
+        types: the tables of the game's message types, by what they are called: parts of its silver.
     """
 
     game: str
@@ -84,9 +94,15 @@ class GamePlan:
     full: bool
     commits: int | None
     above: int
-    new: FileSelection
+    new: SelectedFiles
     old: FileSelection
-    same_keys: FileSelection | None = None
+    same_keys: SelectedFiles | None = None
+    types: Mapping[str, DeltaTable] = field(default_factory=dict)
+
+    @property
+    def silver_tables(self) -> list[DeltaTable]:
+        """All tables of the game's silver."""
+        return [self.silver, *self.types.values()]
 
 
 def plan_games(run: GoldRun, games: Collection[str]) -> tuple[dict[str, GamePlan], dict[str, str]]:
@@ -96,15 +112,17 @@ def plan_games(run: GoldRun, games: Collection[str]) -> tuple[dict[str, GamePlan
     # Arrow does not compare structs: the workers could not find such a key in the old files. Of bronze's columns, too: the rows
     # of a game's table that lacks a column are read with it.
     nested = _nested(bronze)
-    planned = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game)))
+    listed = run.pipeline.lakehouse.type_tables()
+    planned = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game, listed.get(game, []))))
     plans = {game: item for game, item in planned.items() if isinstance(item, GamePlan)}
     return plans, {game: item for game, item in planned.items() if isinstance(item, str)}
 
 
-def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: str) -> GamePlan | None:
+def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: str, listed: Collection[str]) -> GamePlan | None:
     """One game's plan; `known`: names of `key_and_time`; `nested`: names of bronze's nested columns.
 
-    None if gold has all rows of silver, or silver is missing or has rows of another bronze.
+    `listed`: the tables of the game's message types. None if gold has all rows of silver, or silver is missing, has rows of
+    another bronze, or is between the commits of its tables: the run that finishes them, or the next one, follows.
     """
     aggregate = run.aggregate
     tables = run.pipeline.tables
@@ -120,9 +138,14 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     again = _is_made_again(run, gold, taken)
     if taken == batch and not again:
         return None
+    types = open_types(run.pipeline, run.bronze, silver, listed)
+    if types is None:
+        log.info("silver=%s tables_of_its_types=between_commits", silver.table_uri)
+        return None
     _require_key_and_time(run, silver, known)
-    full = again or _needs_all_rows(aggregate, nested | _nested(silver))
+    full = again or _needs_all_rows(aggregate, nested.union(*map(_nested, (silver, *types.values()))))
     above = 0 if full else int(taken or 0)
+    of_game: dict[str, DeltaTable] = {**types, game: silver}
     return GamePlan(
         game,
         silver,
@@ -133,9 +156,12 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
         full,
         commits=txn(gold, Txn.COMMITS),  # read now: during a long job the log may lose what the commit needs
         above=above,
-        new=selection(silver, above),
+        new=SelectedFiles({name: selection(table, above) for name, table in of_game.items()}),
         old=_to_merge_with(gold, full=full),
-        same_keys=selection(silver) if aggregate.mode == "by_key" and not full else None,
+        same_keys=SelectedFiles({name: selection(table) for name, table in of_game.items()})
+        if aggregate.mode == "by_key" and not full
+        else None,
+        types=types,
     )
 
 

@@ -243,7 +243,8 @@ def _committed(run: GoldRun, report: RunReport, plans: Mapping[str, GamePlan], p
         if counts is not None:
             report.add_rules(run.aggregate.layer, game, staged.rules.rules, counts)
         pipeline.tables.publish(table, landed.handle)
-        pipeline.tables.publish(lakehouse.silver(game), plan.silver)
+        for name, silver in {game: plan.silver, **plan.types}.items():
+            pipeline.tables.publish(lakehouse.silver(name), silver)
     committed.failed |= failed
     return committed
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from game_events.config.type_names import type_of
 from game_events.decoding.columns import type_name
 from game_events.decoding.frame import Reason
 from game_events.decoding.unframed.inferred import topic_of
 from game_events.lakehouse.commits.commit import Landed
-from game_events.lakehouse.tables import DOWNSTREAM, Table
+from game_events.lakehouse.tables import DOWNSTREAM, Table, called_in_silver
 from game_events.pipeline.reporting.result import (
     BronzeResult,
     CheckResult,
@@ -106,6 +107,7 @@ class RunReport(RunResult):
             comments=dict(landed.comments),
             new=new,
             new_columns=[] if known_columns is None else [name for name in schema.names if name not in known_columns],
+            message_type=type_of(called_in_silver(table.key) or ""),
         )
         if counts is not None:
             entry = replace(

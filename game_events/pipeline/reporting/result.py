@@ -30,6 +30,7 @@ from game_events.workers.results import (
     Arrivals,
     Event,
     add_counts,
+    add_types,
     by_key,
     distinct,
     extend,
@@ -203,6 +204,7 @@ class TableReport:
         error: why nothing was committed, if so.
         dropped, quarantined: rows that rules rejected in this run. duplicates: rows that were sent twice.
         violations: rule -> rows that violate it, of the rules that were violated; None: no rule was evaluated.
+        message_type: of silver: the one that has this table, as it is called there; None: the table is the game's own.
     """
 
     layer: str
@@ -225,6 +227,12 @@ class TableReport:
     violations: Counter[str] | None = merged(
         lambda first, second: first if second is None else (first or Counter()) + second, NoneType
     )
+    message_type: str | None = None
+
+    @property
+    def partition(self) -> str | None:
+        """The partition of Dagster's asset: game, or game and message type."""
+        return self.game if self.message_type is None else f"{self.game}/{self.message_type}"
 
     def __post_init__(self) -> None:
         # A plain text: Dagster's serializer does not know this project's enums.
@@ -393,6 +401,7 @@ class BronzeResult(LayerResult):
         rescued: topic without a schema -> rows with values that do not fit their columns, and are in `_rescued` (`decoding`).
         definitions: column -> how its values are computed (settings `entity`, `key`, `time`, `entity_names`, `entity_aliases`).
         left_out: source in `SOURCES` that failed -> why; the others were read. None: there is one source, or it was not read.
+        rows_by_type: full name of a message type -> rows that came to bronze.
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
@@ -446,6 +455,12 @@ class BronzeResult(LayerResult):
         or_, dict, json=lambda made: dict(made) or None, asset=(Layer.BRONZE, "definitions", dict)
     )
     left_out: Mapping[str, str] | None = merged(newest, NoneType, json=None)
+    rows_by_type: Mapping[str, int] = merged(
+        add_types,
+        Counter,
+        event=Event("rows_by_type", Layer.BRONZE),
+        asset=(Layer.BRONZE, "rows_by_type", dict),
+    )
     files: Counter[str] = merged(_merge_files, Counter, json=lambda files: dict(+files) or None)
 
 
@@ -561,7 +576,8 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
         games: dict[str, dict[str, int]] = {game: {} for game in sorted({t.game for t in self.tables if t.game})}
         for table in committed:
             if table.game:
-                games[table.game][table.layer] = table.rows
+                of_game = games[table.game]
+                of_game[table.layer] = table.rows + (of_game.get(table.layer, 0) if table.layer == Layer.SILVER else 0)
         return games
 
     def _json_of_sources(self) -> dict[str, object]:

@@ -14,15 +14,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 
 from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings
 from game_events.config.several import settings_of_each
+from game_events.config.type_names import game_of
 from game_events.errors import GameEventsError, first_few
-from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.group import for_games, opened
 from game_events.lakehouse.commits.log import FOLDER
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, restored, restored_lately
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, restored, restored_lately, types_digest
 from game_events.lakehouse.parts import PartedTable
 from game_events.lakehouse.storage import is_remote
 from game_events.lakehouse.system_tables import Admission, Progress, ProgressTable, Search
@@ -230,7 +232,8 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
 def _scope(pipeline: Pipeline) -> str:
     """What decides which tables are searched: tables that come back were not looked at meanwhile."""
     aggregates = sorted((aggregate.layer, *sorted(aggregate.games)) for aggregate in pipeline.extensions.aggregates)
-    return digest([sorted(pipeline.settings.games), aggregates])
+    types = [sorted(chain.from_iterable(pipeline.lakehouse.type_tables().values()))] if pipeline.lakehouse.per_type else []
+    return digest([sorted(pipeline.settings.games), aggregates, *types])
 
 
 class _Search:
@@ -249,11 +252,11 @@ class _Search:
 
     def lost_by_layer(self, state: Progress) -> dict[str, dict[str, str]]:
         """Layer -> game -> name of its deleted or restored table, with what happened."""
-        routing = Routing(frozenset(self._pipeline.settings.games))
+        routing = Routing.of(self._pipeline.settings)
         # Tables of games that are not allowed any more are not rebuilt.
         games = sorted(game for game in state.games if routing.refusal(game) is None)
         lost: dict[str, dict[str, str]] = {
-            Layer.SILVER: self._lost(games, self._lakehouse.silver, silver_name),
+            Layer.SILVER: self._lost_types(games) | self._lost(games, self._lakehouse.silver, silver_name),
             Layer.GOLD: self._lost(_made(state, Layer.GOLD, games), self._lakehouse.gold, gold_name),
         }
         for aggregate in self._pipeline.extensions.aggregates:
@@ -271,8 +274,27 @@ class _Search:
         self.read += len(changed)
         answers = for_games(changed, lambda game: _restored(changed[game]))
         self.unreadable += sum(restored is None for restored in answers.values())
-        lost = {game: f"{self._lakehouse.called.name_of(key(game))} (deleted)" for game, at_s in ages.items() if at_s is None}
+        lost = {game: f"{self._lakehouse.name_of(key(game))} (deleted)" for game, at_s in ages.items() if at_s is None}
         return lost | {game: f"{changed[game].name} (restored)" for game, restored in answers.items() if restored}
+
+    def _lost_types(self, games: Sequence[str]) -> dict[str, str]:
+        """Those games with a deleted or restored table of a message type.
+
+        A deleted one changes what there is to search (`_scope`); then each game's own table is asked which ones it knows.
+        """
+        listed = self._lakehouse.type_tables()
+        names = [name for game in games for name in listed.get(game, ())]
+        ages = {name: self._changed_s(silver_name(name)) for name in names}
+        changed = {name: self._lakehouse.silver(name) for name in self._changed_since(ages)}
+        self.read += len(changed)
+        answers = for_games(changed, lambda name: _restored(changed[name]))
+        self.unreadable += sum(restored is None for restored in answers.values())
+        lost = {game_of(name): f"{changed[name].name} (restored)" for name, restored in answers.items() if restored}
+        if self._since_s or not self._lakehouse.per_type:
+            return lost
+        own = opened(games, self._lakehouse.silver, self._pipeline.tables.open_to_read)
+        odd = [game for game, table in own.items() if counter(table, Txn.TYPES) != types_digest(listed.get(game, []))]
+        return {game: f"a table of a message type of {game} (deleted)" for game in odd} | lost
 
     def _changed_since(self, ages: Mapping[str, float | None]) -> list[str]:
         """The games with a log that has changed since the last search; `ages`: game -> when, None: there is no log."""
@@ -298,7 +320,7 @@ class _Search:
         if is_remote(self._lakehouse.root):
             return float("inf") if key in self._there else None
         # No `Table` for each of them: most have not changed.
-        return _changed_s(f"{self._lakehouse.root}/{self._lakehouse.called.name_of(key)}")
+        return _changed_s(f"{self._lakehouse.root}/{self._lakehouse.name_of(key)}")
 
     @cached_property
     def _there(self) -> set[str]:

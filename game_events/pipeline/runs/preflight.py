@@ -36,9 +36,9 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, has_decoded_columns, id_of_row, is_sourced
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.storage import is_remote, refuse_unsafe_store
-from game_events.lakehouse.system_tables import read_events
+from game_events.lakehouse.system_tables import ProgressTable, read_events
 from game_events.lakehouse.table_properties import is_made_again
-from game_events.lakehouse.tables import OWN_TABLES, Lakehouse, Layer, is_game, refuse_other_layout
+from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse, Layer, is_game, refuse_other_layout
 from game_events.pipeline.bronze.full_refresh import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
@@ -52,6 +52,7 @@ from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.named import NamedSchemas
 from game_events.pipeline.silver.admission import Due, due, most_games
+from game_events.pipeline.silver.made_by import other_settings
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
 from game_events.schema_registry import SchemaRegistry, login_of
@@ -141,6 +142,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         **_source_checks(settings),
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         **({"decoding": lambda: _decoding(settings)} if any(one.decoding for one in settings_or_each(settings)) else {}),
+        **({"tables of types": lambda: _type_tables(settings)} if settings.type_tables is not None else {}),
         "lakehouse": lambda: _writable(settings),
         "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
         "tables": lambda: _tables(Lakehouse.of(settings)) + _no_room(settings),
@@ -162,6 +164,18 @@ def _source(settings: Settings) -> str:
     return make_source(settings, WAIT_S).check()
 
 
+def _type_tables(settings: Settings) -> str:
+    lakehouse = Lakehouse.of(settings)
+    bronze = lakehouse.table(BRONZE).open_to_read()
+    if bronze is not None:
+        why = other_settings(settings, ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key))
+        if why is not None:
+            raise ConfigurationError(why)
+    tables = lakehouse.type_tables()
+    listed = ", ".join(settings.silver_types) or "all"
+    return f"{sum(map(len, tables.values()))} tables of {len(tables)} {settings.names.entities} for types: {listed}"
+
+
 def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> dict[str, Check]:
     """Checks that show the work of the next run, without Spark. `selected` raises if the options are wrong."""
 
@@ -169,6 +183,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
         chosen = selected()
         if Layer.BRONZE in chosen.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
+        _refuse_other_settings(pipeline, chosen)
         parts = [f"brought up to date: {_described(chosen.update)}"]
         parts += [f"replaced: {_described(chosen.full)}"] if chosen.full else []
         return "; ".join([*parts, *chosen.notices])
@@ -185,6 +200,17 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
         return Hint(f"{pending}; the run would be without {named}"), data | {"sources_left_out": dict(failures)}
 
     return {"selection": selection, "plan": plan}
+
+
+def _refuse_other_settings(pipeline: Pipeline, chosen: Selection) -> None:
+    """Raise as the run would, if its settings put rows into other tables of silver than those that are there."""
+    bronze = pipeline.open_bronze()
+    is_made_again = Layer.BRONZE in chosen.full or chosen.full.get(Layer.SILVER, ()) is None
+    if bronze is None or Layer.SILVER not in chosen.update or is_made_again:
+        return
+    why = other_settings(pipeline.settings, pipeline.progress.read(BronzeIdentity.of(bronze).key))
+    if why is not None:
+        raise ConfigurationError(why)
 
 
 def _described(parts: Parts) -> str:

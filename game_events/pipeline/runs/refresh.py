@@ -3,12 +3,14 @@
 Users select layers and games by names of layers, asset keys or tables, in any order; the run keeps the order of the layers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from pyspark.sql import functions as F
 
+from game_events.config.type_names import game_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.group import opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
@@ -395,7 +397,12 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
     games = {game for rule in rules or games_of for game in games_of.get(rule, ())}
     if not rules or rules - games_of.keys():
         known = pipeline.progress.read(bronze_key).games
-        games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
+        listed = pipeline.lakehouse.type_tables()
+        names = [*known, *(name for game in known for name in listed.get(game, ()))]
+        dropped = Counter[str]()
+        for name, table in opened(names, pipeline.lakehouse.silver).items():
+            dropped[game_of(name)] += counter(table, Txn.ROWS_DROPPED)
+        games |= (+dropped).keys()
     return frozenset(games)
 
 

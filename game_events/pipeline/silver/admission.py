@@ -59,13 +59,14 @@ def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int])
 
 def is_allowed(pipeline: Pipeline, game: str) -> bool:
     """Whether a game has a valid name that is in the allow list, if there is one."""
-    return Routing(frozenset(pipeline.settings.games)).refusal(game) is None
+    return Routing.of(pipeline.settings).refusal(game) is None
 
 
-def is_valid(name: Column) -> Column:
-    """`tables.is_game` as a column."""
+def is_valid(name: Column, reserved: str | None = None) -> Column:
+    """`tables.is_game` as a column; `reserved`: as in `Routing`."""
     text = name.cast("string")  # callers leave out names that are no texts
-    return text.rlike(rf"\A{GAME_PATTERN[1:-1]}\z") & ~text.isin(*RESERVED_GAMES)
+    valid = text.rlike(rf"\A{GAME_PATTERN[1:-1]}\z") & ~text.isin(*RESERVED_GAMES)
+    return valid if reserved is None else valid & ~text.contains(reserved)
 
 
 def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
@@ -89,7 +90,7 @@ def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[
     games = spark.createDataFrame(pa.table({"_game": pa.array(sorted(known), pa.string())}), "_game string")
     name = F.col("name")
     new = work.names().join(F.broadcast(games), name == F.col("_game"), "left_anti")
-    valid = F.coalesce(is_valid(name), F.lit(False))
+    valid = F.coalesce(is_valid(name, Routing.of(settings).reserved), F.lit(False))
     # The driver collects no more names than that.
     places = max(0, most_games(settings) - len(known))
     first = new.where(valid).orderBy(F.desc("rows"), "name").limit(places).collect()
@@ -112,7 +113,9 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
     settings = pipeline.settings
     known = set(state.games)
-    rows = rows.select(F.col(settings.entity_column).alias("game")).where(is_valid(F.col("game")))
+    rows = rows.select(F.col(settings.entity_column).alias("game")).where(
+        is_valid(F.col("game"), Routing.of(settings).reserved)
+    )
     if settings.games:
         rows = rows.where(F.col("game").isin(*settings.games))
     most = len(known) + (len(settings.games) or most_games(settings))
@@ -159,7 +162,7 @@ def due(pipeline: Pipeline) -> Due:
         return Due()
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     floor = state.floor(Layer.SILVER)
-    routing = Routing(frozenset(pipeline.settings.games))
+    routing = Routing.of(pipeline.settings)
 
     def above(name: object) -> int:
         return max(floor, state.games.get(str(name), 0)) if routing.refusal(name) is None else NEVER
@@ -196,11 +199,12 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
 def _let_in_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> tuple[Counter[str], int]:
     """Name -> rows that were left out, of names that the settings let in; and the first batch with such rows of other names."""
     left = state.left_out
-    routing = Routing(frozenset(pipeline.settings.games))
+    routing = Routing.of(pipeline.settings)
     listed = state.failed_in(Layer.SILVER)
 
     def above(name: object) -> int:
-        return max(left.first - 1, state.games.get(str(name), 0)) if is_game(name) and name not in listed else NEVER
+        allowed = is_game(name) and name not in listed and routing.refusal(name) != INVALID
+        return max(left.first - 1, state.games.get(str(name), 0)) if allowed else NEVER
 
     let_in_rows = Counter[str]()
     stays = NEVER

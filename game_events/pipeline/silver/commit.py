@@ -1,14 +1,16 @@
 """Commits of silver's staged rows: rules that fail, then quarantine's rejections, then one commit for each game."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit
+from game_events.config.type_names import game_of, type_of
+from game_events.lakehouse.commits.commit import Commit, Landed
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import (
     ROW_COUNTERS,
@@ -16,9 +18,9 @@ from game_events.lakehouse.commits.transactions import (
     Txn,
     counter,
     erasures,
-    incarnation,
     txn,
     txns,
+    types_digest,
 )
 from game_events.lakehouse.data.columns import COORDINATES
 from game_events.lakehouse.data.reading import BATCH_INFO, files_with
@@ -52,6 +54,8 @@ def settle(
     | a person was erased from the silver table since bronze was read | retry | deleted |
     | the silver table is not at the batch that was planned from | retry | deleted by the commit |
     | else | committed | in quarantine and silver |
+
+    A game's own table is the last one: the tables of its message types before it are complete up to the batch that it names.
     """
     failed = _failed(source, starts, result, report)
     ready = {game: start for game, start in starts.items() if game not in failed}
@@ -60,31 +64,63 @@ def settle(
     retry = decide_rejections(source, decisions, ready, result, report) if current else set(ready)
     for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
         drop(source.pipeline, result, game, quarantine=game in failed or not current)
-    plans = {
-        game: partial(_commit_plan, source, decisions, game, start, result)
-        for game, start in ready.items()
-        if game not in retry
-    }
+    due = {game: start for game, start in ready.items() if game not in retry}
+    plan = partial(_commit_plan, source, decisions, result)
+    of_types = _commit_types(source, due, result, plan)
+    plans = {game: partial(plan, game, start) for game, start in due.items() if game not in {*of_types.failed, *of_types.again}}
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
-    _publish(source, starts, result, committed, report)
+    committed.again |= of_types.again
+    committed.failed |= of_types.failed
+    _publish(source, starts, result, {**of_types.landed, **committed.landed}, report)
     committed.again |= retry
     committed.failed |= failed
     return committed
 
 
+def _commit_types(
+    source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, plan: Callable[[str, GameStart], Commit | None]
+) -> Committed:
+    """Commit to the tables of message types; `again` and `failed` are games, whose own tables' files are deleted."""
+    of_game = {game: sorted({*_with_rows(result, game), *_emptied(start)}) for game, start in starts.items()}
+    plans = {name: partial(plan, name, starts[game]) for game, names in of_game.items() for name in names}
+    if not plans:
+        return Committed()
+    committed = commit_games(plans, "silver_type_committed", source.pipeline.settings)
+    failed = {game_of(name): why for name, why in committed.failed.items()}
+    again = {game_of(name) for name in committed.again} - failed.keys()
+    for game in {*again, *failed}:
+        # The other tables' files are their commits': of one whose outcome is not known they must stay.
+        discard(source.pipeline.lakehouse.silver(game), result.files.pop(game, []))
+    return Committed(committed.landed, again, failed)
+
+
+def _with_rows(result: FanOutResult, game: str) -> list[str]:
+    """The tables of message types with rows to commit, or to count."""
+    return [name for name in result.types.get(game, ()) if name in result.files or result.counts.get(name, RuleCounts()).rows]
+
+
+def _emptied(start: GameStart) -> Collection[str]:
+    """The tables of message types whose rows are replaced, also by none."""
+    return start.types if start.renews_types else ()
+
+
 def _publish(
-    source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, committed: Committed, report: RunReport
+    source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, landed: Mapping[str, Landed], report: RunReport
 ) -> None:
     """Publish the versions that the commits made, and report their rows and rules."""
-    for game, landed in sorted(committed.landed.items()):
-        counts = result.counts.get(game)
-        table = source.pipeline.lakehouse.silver(game)
-        source.pipeline.tables.publish(table, landed.handle)
-        schema = _columns(source, starts[game], result, game)
-        report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
-        if counts is not None:
-            report.add_rules(Layer.SILVER, game, source.rules.rules, counts)
-            report.add(SilverResult(duplicates=Counter({game: counts.duplicates} if counts.duplicates else {})))
+    for name, commit in sorted(landed.items()):
+        counts = result.counts.get(name)
+        table = source.pipeline.lakehouse.silver(name)
+        source.pipeline.tables.publish(table, commit.handle)
+        game = game_of(name)
+        schema = _columns(source, starts[game], result, name)
+        is_new = name != game and name not in starts[game].types
+        report.add_landed(Layer.SILVER, table, commit, schema, source.batch, game, new=is_new, counts=counts)
+        if counts is not None and counts.duplicates:
+            report.add(SilverResult(duplicates=Counter({game: counts.duplicates})))
+        rules = result.rules(game) if name == game else None
+        if rules is not None:
+            report.add_rules(Layer.SILVER, game, source.rules.rules, rules)
 
 
 def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport) -> dict[str, str]:
@@ -92,11 +128,12 @@ def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOut
     rules = source.rules.rules
     failed: dict[str, str] = {}
     for game in starts:
-        why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
+        counts = result.rules(game)
+        why = result.failed.get(game) or failed_rules(rules, counts)
         if why is not None:
             failed[game] = why
-            if game in result.counts:
-                report.add_rules(Layer.SILVER, game, rules, result.counts[game])
+            if counts is not None:
+                report.add_rules(Layer.SILVER, game, rules, counts)
     return failed
 
 
@@ -125,7 +162,7 @@ def _commit_decisions(
         return moved
     _report_released(source, decisions, released, report)
     left = due.keys() - moved
-    reasons = sum((of_game.reasons for game, of_game in result.counts.items() if game in left), Counter[str]())
+    reasons = sum((counts.reasons for name, counts in result.counts.items() if game_of(name) in left), Counter[str]())
     report.add(LayerResult(rejected=reasons))
     if reasons or rewritten.paths:
         with_rows = replace(landed, rows=reasons.total())
@@ -136,7 +173,7 @@ def _commit_decisions(
 
 def _released(decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult) -> Mapping[str, RuleCounts]:
     """Counts of the games with rows in quarantine that the rules of this run do not hold back."""
-    counts = {game: result.counts.get(game, RuleCounts()) for game, start in starts.items() if start.judge_again}
+    counts = {game: result.rules(game) or RuleCounts() for game, start in starts.items() if start.judge_again}
     return {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
 
 
@@ -179,69 +216,91 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
         return Rewritten(*marked_files(source.pipeline, handle, touched, judged, leaves, source.batch))
 
 
-def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: str) -> pa.Schema:
-    """The columns that all games have, that this one has sent, or that its table has; rows that replace all bring their own."""
-    sent = result.columns.get(game, frozenset())
-    table = start.handle
-    kept = names_of(table) if table is not None and not (start.replace and sent) else frozenset()
+def _columns(source: SilverInput, start: GameStart, result: FanOutResult, name: str) -> pa.Schema:
+    """The columns that all tables have, that this one was sent, or that it has; rows that replace all bring their own."""
+    sent = result.columns.get(name, frozenset())
+    table = _table_at(start, name)
+    kept = names_of(table) if table is not None and not (_is_replaced(start, name) and sent) else frozenset()
     return source.columns_with(sent | kept)
+
+
+def _table_at(start: GameStart, name: str) -> DeltaTable | None:
+    """The handle on a game's own table, or on that of a message type."""
+    return start.handle if type_of(name) is None else start.types.get(name)
+
+
+def _is_replaced(start: GameStart, name: str) -> bool:
+    return start.replace if type_of(name) is None else start.renews_types
 
 
 def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: bool = True) -> None:
     """Delete a game's staged files: of silver, and of quarantine unless they are deleted already."""
-    discard(pipeline.lakehouse.silver(game), result.files.pop(game, []))
+    for name in result.tables(game):
+        discard(pipeline.lakehouse.silver(name), result.files.pop(name, []))
+        result.counts.pop(name, None)
     rejected = result.rejected.pop(game, [])
     if quarantine:
         discard(pipeline.quarantine, rejected)
-    result.counts.pop(game, None)
 
 
-def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> Commit | None:
-    """The commit of one game; None: plan it again."""
-    handle = start.handle
+def _commit_plan(source: SilverInput, decisions: Decisions, result: FanOutResult, name: str, start: GameStart) -> Commit | None:
+    """The commit of one table of a game; None: plan it again."""
+    game = game_of(name)
+    handle = _table_at(start, name)
     if source.bronze.erased(handle) > erasures(source.handle):
         # The staged rows may be of a person who was erased after bronze was read.
-        drop(source.pipeline, result, game, quarantine=False)
+        discard(source.pipeline.lakehouse.silver(name), result.files.pop(name, []))
         return None
-    advance = _advance(source, decisions, game, start, result)
+    replaced = _is_replaced(start, name) and handle is not None
+    advance = _advance(source, decisions, name, start, result)
     words = source.pipeline.settings.names
-    table = source.pipeline.lakehouse.silver(game)
+    table = source.pipeline.lakehouse.silver(name)
     whose = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
+    if (message_type := type_of(name)) is not None:
+        whose = f"the {words.entity} {game}, message type {message_type}: its"
     return Commit(
         table,
-        _columns(source, start, result, game),
-        result.files.get(game, []),
+        _columns(source, start, result, name),
+        result.files.get(name, []),
         # Of `bronze.app` the value in the log, even if it is of other contents of bronze.
         expect_transactions=txns(handle, (source.bronze.app, Txn.INCARNATION, Txn.ERASURES)),
         set_transactions=advance,
         table_id=table_id(handle),
         from_table=handle,
         # If all its rows are replaced, it does not matter whether it was restored.
-        from_version=None if start.replace else version_of(handle),
-        replace=start.replace and handle is not None,
+        from_version=None if replaced else version_of(handle),
+        replace=replaced,
         # All rows are new: columns may go and types may change.
-        reshape=start.replace,
+        reshape=_is_replaced(start, name),
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
         description=f"Events of {whose} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
     )
 
 
-def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> dict[str, int]:
-    handle = start.handle
+def _advance(source: SilverInput, decisions: Decisions, name: str, start: GameStart, result: FanOutResult) -> dict[str, int]:
+    game = game_of(name)
+    handle = _table_at(start, name)
+    replaced = _is_replaced(start, name)
     advance = {source.bronze.app: source.batch}
-    if start.replace or handle is None:
+    # A new table of a message type is of the game's incarnation: all its tables have the same one.
+    if replaced or start.renews_types or handle is None:
         target = next_incarnation(decisions, game, start)
         if target:
             advance[Txn.INCARNATION] = target
-    counts = result.counts.get(game, RuleCounts())
+    counts = result.counts.get(name, RuleCounts())
     for app, rows in zip(ROW_COUNTERS, (counts.dropped, counts.quarantined, counts.duplicates), strict=True):
         if rows or txn(handle, app) is not None:
-            advance[app] = rows + (0 if start.replace else counter(handle, app))
+            advance[app] = rows + (0 if replaced else counter(handle, app))
+    if name == game and source.pipeline.settings.type_tables is not None:
+        # By this a game's own table knows those of its message types.
+        digest = types_digest({*start.listed_types, *_with_rows(result, game)})
+        advance |= {Txn.TYPES: digest} if digest != counter(start.handle, Txn.TYPES) else {}
     return advance
 
 
 def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:
-    """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
+    """Incarnation of a game's tables after its rows are replaced; the one that quarantine has decided again for, if it has."""
     decided = decisions.incarnation(game)
-    before = incarnation(start.handle)
-    return max(before, decided) + 1 if start.judge_again else max(before + (start.handle is not None), decided)
+    before = start.incarnation
+    renewed = start.renews_types or (start.replace and start.handle is not None)
+    return max(before, decided) + 1 if start.judge_again else max(before + renewed, decided)

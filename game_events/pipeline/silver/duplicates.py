@@ -2,7 +2,7 @@
 
 Guarantee: whatever runs have brought a game's rows to silver, the rows that are left out are those that one run over all of
 bronze leaves out, with the settings of now. For a row depends on the rows before it alone: on those of the same job, and on
-those that are in silver, of the version of the table that the commit compares (`History.is_of`).
+those that are in silver, of the versions of the game's tables that the commits compare (`History.is_of`).
 
 Work follows the new rows. Of the games' silver tables only files are read whose times can be near those of new rows, and of
 these only the columns of keys and times; hashes of the keys choose the few rows that are compared. Where workers read bronze's
@@ -36,7 +36,7 @@ from game_events.lakehouse.data.reading import FilePart, FileSelection, numbered
 from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.open_table import data_files
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, silver_name, table_id
-from game_events.rules import Deduplicate
+from game_events.rules import Deduplicate, have_common_types
 from game_events.sources.source import dealt
 from game_events.workers.duplicates import (
     ARRIVAL,
@@ -128,10 +128,10 @@ def _refuse_transformed(where: str, entry: Deduplicate, extensions: Extensions) 
     """Raise ConfigurationError if a transformation may drop or multiply rows that the entry is for."""
     for transformation in extensions.transformations:
         common = not entry.games or not transformation.games or not transformation.games.isdisjoint(entry.games)
-        if transformation.rows == "any" and common:
+        if transformation.rows == "any" and common and have_common_types(entry.types, transformation.types):
             raise ConfigurationError(
                 f"{where}: {transformation} has rows='any', so silver does not tell which events came before: name in `games` "
-                "those without this transformation"
+                "or `types` those without this transformation"
             )
 
 
@@ -292,25 +292,30 @@ def _by_game(parts: Sequence[pa.Table]) -> Mapping[str, tuple[Numbers, Numbers]]
 
 @dataclass(frozen=True)
 class History:
-    """Rows that are in silver already: tables of games, and those of their files that may hold times near those of new rows."""
+    """Rows that are in silver already: tables of games, and those of their files that may hold times near those of new rows.
 
-    tables: Mapping[str, DeltaTable] = field(default_factory=dict)
+    `tables`: game -> what its tables are called -> handle (`GameStart.continued`): its own one, and those of its message types,
+    as rows of different types may have one key. `files`: by what the table is called.
+    """
+
+    tables: Mapping[str, Mapping[str, DeltaTable]] = field(default_factory=dict)
     files: Mapping[str, FileSelection] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, keys: Keys, new: NewRows, tables: Mapping[str, DeltaTable | None]) -> History:
+    def of(cls, keys: Keys, new: NewRows, tables: Mapping[str, Mapping[str, DeltaTable]]) -> History:
         """Of the tables, if there are any, of games with new rows."""
-        games = {game: table for game, table in tables.items() if game in new.games and table is not None}
-        files = {game: _near(keys, new, game, table) for game, table in games.items()}
-        return cls(games, {game: selected for game, selected in files.items() if selected.data})
+        games = {game: of_game for game, of_game in tables.items() if game in new.games}
+        files = {name: _near(keys, new, game, table) for game, each in games.items() for name, table in each.items()}
+        return cls(games, {name: selected for name, selected in files.items() if selected.data})
 
-    def is_of(self, game: str, table: DeltaTable | None, bronze: BronzeIdentity) -> bool:
-        """Whether a game's table, or that it has no rows of this bronze (None), is what was compared with."""
-        before = self.tables.get(game)
-        if before is None or table is None:
-            return before is table
+    def is_of(self, game: str, tables: Mapping[str, DeltaTable], bronze: BronzeIdentity) -> bool:
+        """Whether these tables of a game with rows of this bronze are what was compared with; there may be none."""
+        before = self.tables.get(game, {})
         apps = (bronze.app, Txn.INCARNATION, Txn.ERASURES)
-        return table_id(before) == table_id(table) and txns(before, apps) == txns(table, apps)
+        return before.keys() == tables.keys() and all(
+            table_id(table) == table_id(tables[name]) and txns(table, apps) == txns(tables[name], apps)
+            for name, table in before.items()
+        )
 
     @property
     def rows(self) -> int:
@@ -321,7 +326,7 @@ class History:
         """The files, in tasks of about as many rows."""
         tasks = max(1, ceil(self.rows / HISTORY_TASK_ROWS))
         parts = chain.from_iterable(
-            parts_of(selected, silver_name(game), HISTORY_TASK_ROWS) for game, selected in self.files.items()
+            parts_of(selected, silver_name(name), HISTORY_TASK_ROWS) for name, selected in self.files.items()
         )
         return dealt(list(parts), tasks)
 

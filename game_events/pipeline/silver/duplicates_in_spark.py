@@ -14,7 +14,7 @@ from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.spark_files import read_files
 from game_events.pipeline.silver.duplicates import ORDER, History
 from game_events.rules import Deduplicate
-from game_events.spark.schemas import quoted
+from game_events.spark.schemas import of_types, quoted
 from game_events.workers.duplicates import ENTRY, HASH, KEY, OLD, ROWS_AT_ONCE, TIME, FindDuplicates, Keys
 from game_events.workers.rules import FILE, ROW
 
@@ -61,7 +61,7 @@ def _number(keys: Keys, number: int, columns: Sequence[str]) -> Column:
     if entry.games:
         is_mine &= F.col(quoted(keys.entity)).isin(*entry.games)
     if entry.types:
-        is_mine &= F.col(MESSAGE_TYPE).isin(*entry.types) if MESSAGE_TYPE in columns else F.lit(False)
+        is_mine &= of_types(entry.types) if MESSAGE_TYPE in columns else F.lit(False)
     is_whole = F.col(quoted(keys.time_of(entry))).isNotNull()
     for value in _values(keys, entry):
         is_whole &= value.isNotNull()

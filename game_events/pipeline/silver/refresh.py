@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from game_events.errors import ConfigurationError, ConflictError, ExtensionError, LostFileError, first_few
+from game_events.errors import ConflictError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import refuse_restored
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
@@ -25,10 +25,10 @@ from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdent
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.reading import selection
 from game_events.lakehouse.data.staging import remove_empty_folder
-from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
+from game_events.lakehouse.system_tables import Admission, Progress
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.definitions import made_by, refuse_others
+from game_events.pipeline.definitions import refuse_others
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.quarantine import intact_tables
@@ -37,7 +37,9 @@ from game_events.pipeline.reporting.result import LayerResult, SilverResult, Tab
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.duplicates import History, NewKeys, new_keys, new_times
+from game_events.pipeline.silver.made_by import EndOfRun, refuse_other_settings, retires_types
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, stage_games
+from game_events.pipeline.silver.type_tables import TypesOfGames
 from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.workers.results import FanOutResult
 
@@ -116,7 +118,7 @@ def _stage_from_watermark(
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
     starts: dict[str, GameStart] = {}
-    for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
+    for game, start in starts_of(run, decisions, sorted(result.games), redecide=False, staged=result).items():
         is_due = isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start)
         if isinstance(start, GameStart) and is_due and _is_compared(run, history, game, start):
             starts[game] = replace(start, read_after=floor)
@@ -138,15 +140,15 @@ def _history(run: SilverRun, decisions: Decisions) -> tuple[History, NewKeys | N
     games = set(filter(keys.applies_to, run.state.games))
     new = new_keys(keys, run.pipeline.bronze, run.source.base, selection(run.source.handle, floor), floor, games)
     starts = starts_of(run, decisions, sorted(new.games), redecide=False)
-    tables = {game: start.continued for game, start in starts.items() if isinstance(start, GameStart)}
+    tables = {game: start.continued(game) for game, start in starts.items() if isinstance(start, GameStart)}
     return History.of(keys, new, tables), new.keys
 
 
 def _is_compared(run: SilverRun, history: History, game: str, start: GameStart) -> bool:
-    """Whether the rows that a game's table has now are those that its new rows were compared with."""
+    """Whether the rows that a game's tables have now are those that its new rows were compared with."""
     if not run.source.keys.applies_to(game):
         return True
-    return history.is_of(game, start.continued, run.source.bronze)
+    return history.is_of(game, start.continued(game), run.source.bronze)
 
 
 def _stage_from_tables(
@@ -159,14 +161,15 @@ def _stage_from_tables(
     if not starts:
         return starts, FanOutResult()
     pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
-    routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
+    routed = Routing.of(pipeline.settings, only=starts)
     lowest = min(start.read_after for start in starts.values())
     result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions, history=_own(run, starts)))
     failpoints.reach("silver_replanned")
     for game in starts.keys() - result.games - result.failed.keys():
         start = starts[game]
         expired = _is_only_copy(pipeline, game, start)
-        if expired or not start.replace:
+        # Where tables of types have all new rows already, the game's own table has to say so.
+        if expired or not (start.replace or start.ahead):
             del starts[game]
             if start.handle is not None and not expired:
                 passed.done[game] = start.read_after  # bronze has no new rows of the game
@@ -176,12 +179,12 @@ def _stage_from_tables(
 def _own(run: SilverRun, starts: Mapping[str, GameStart]) -> History:
     """What the tables have that rows are added to."""
     keys = run.source.keys
-    above = {game: start.read_after for game, start in starts.items() if start.continued is not None and keys.applies_to(game)}
+    above = {game: start.read_after for game, start in starts.items() if keys.applies_to(game) and start.continued(game)}
     if not above:
         return History()
     files = selection(run.source.handle, min(above.values()))
     new = new_times(keys, run.pipeline.bronze, run.source.base, files, above)
-    return History.of(keys, new, {game: starts[game].continued for game in above})
+    return History.of(keys, new, {game: starts[game].continued(game) for game in above})
 
 
 def _is_only_copy(pipeline: Pipeline, game: str, start: GameStart) -> bool:
@@ -199,10 +202,10 @@ def _starts_with_due_rows(
     for game, start in starts_of(run, decisions, games, redecide=run.full and rejects).items():
         if isinstance(start, str):
             passed.failed[game] = start
-        elif start.is_behind(batch):
-            passed.retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
         elif start.read_after >= batch and not start.replace:
             passed.done[game] = start.read_after
+        elif start.is_behind(batch):
+            passed.retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
         else:
             starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
     return starts
@@ -231,7 +234,8 @@ def _stage_admitted(
     refused = _refused(pipeline, known, result)
     for game in refused:
         drop(pipeline, result, game)
-        remove_empty_folder(pipeline.lakehouse.silver(game))
+        for name in result.tables(game):
+            remove_empty_folder(pipeline.lakehouse.silver(name))
     unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
     unrouted[OVER_LIMIT] += sum(refused.values())
     return result, unrouted
@@ -250,10 +254,17 @@ def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mappi
     return refused
 
 
-def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
-    """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
+def starts_of(
+    run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool, staged: FanOutResult | None = None
+) -> dict[str, GameStart | str]:
+    """Game -> from which batch it is staged, by its own tables and quarantine's decisions; or why its tables cannot be read.
+
+    `staged`: of a pass over all games, of whose message types' tables only those are opened that it has rows of, or that its
+    rows were compared with.
+    """
     bronze = run.source.bronze
     needed = (bronze.erased_app, Txn.ERASURES, *ROW_COUNTERS)
+    types = TypesOfGames.of(run.pipeline, bronze, retired=retires_types(run.pipeline, run.state, full=run.full))
 
     def start(game: str) -> GameStart:
         handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
@@ -268,7 +279,7 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
         begin = 0 if taken is None or whole or again else taken
         if handle is not None and begin == 0:
             run.pipeline.lakehouse.silver(game).writable(handle, replaced=True)
-        return GameStart(
+        begun = GameStart(
             handle,
             taken,
             begin,
@@ -276,6 +287,9 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
             rejections_decided_to=decided or 0,
             judge_again=again,
         )
+        if types is None:
+            return begun
+        return types.started(begun, game, None if run.source.keys.applies_to(game) else staged)
 
     return for_games(games, guarded(start))
 
@@ -288,14 +302,14 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Gam
     | none | if the watermark is 0, or no row of the game can be below it: the game is new, and its name was never left out |
     | of other contents of bronze | if the watermark is 0: the staged rows replace the table |
     | restored, or to be replaced | no |
-    | ahead of the watermark (a crash, a concurrent run) | no: rows would be added twice |
+    | ahead of the watermark (a crash, a concurrent run), or a table of its message types is | no: rows would be added twice |
     | behind its known batch, or one in which its name may have been left out | no: rows are missing below the watermark |
     | else | yes |
 
     And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
     """
     floor = state.floor(Layer.SILVER)
-    if game in state.failed_in(Layer.SILVER) or _lacks_decided_rows(decisions, game, start):
+    if game in state.failed_in(Layer.SILVER) or _lacks_decided_rows(decisions, game, start) or start.furthest > floor:
         return False
     if start.handle is None:
         return not floor or (game not in state.games and not state.left_out_to(game))
@@ -386,7 +400,7 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     """
     pipeline = run.pipeline
     passed = PassResult(redecided=run.state.redecided)
-    _refuse_another_column(run)
+    refuse_other_settings(pipeline, run.state, run.source.bronze.key, may_change=run.full and run.games is None)
     if run.whole:
         run = replace(run, state=_with_readmitted(run))
         _pass_from_watermark(run, passed)
@@ -439,6 +453,10 @@ def _list_asked_games(run: SilverRun, passed: PassResult) -> None:
     if run.full:
         # Before any commit: after a crash between the layers' commits, the later layers must not keep the old rows.
         _note_replaced(run, passed.retry)
+        if run.pipeline.settings.type_tables is not None:
+            # After one between the commits of a game's tables, the next run must finish them.
+            why = note(run.pipeline, REPLACED)
+            run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending(Layer.SILVER, passed.retry, why))
 
 
 def _pass_from_watermark(run: SilverRun, passed: PassResult) -> None:
@@ -505,37 +523,6 @@ def _with_readmitted(run: SilverRun) -> Progress:
     return noted(state)
 
 
-def _refuse_another_column(run: SilverRun) -> None:
-    """Refuse another entity column: older rows would be missing in its games' tables, and stay in those of the other one.
-
-    A full refresh of all tables notes it before any commit: until its end, tables are of either column.
-    """
-    held = _columns_of(run.state)
-    now = made_by(run.pipeline)
-    if held <= {now}:
-        return
-    if not run.full or run.games is not None:
-        column = run.pipeline.settings.entity_column
-        columns = sorted({definition.partition("=")[0] for definition in held})
-        what = f"GAME_EVENTS_ENTITY_COLUMN is {column!r}, and silver's tables were made by {' and '.join(map(repr, columns))}"
-        if columns == [column]:
-            what = f"silver's tables were made before {run.pipeline.bronze.name} got other games, players or times"
-        raise ConfigurationError(
-            f"{what}: nothing was added. Make all of them again with `game-events run --full-refresh silver`"
-            + (", or set it back" if len(held) == 1 else "")
-        )
-    run.pipeline.progress.update(run.source.bronze.key, lambda state: _noted_as_made_by(state, {*_columns_of(state), now}))
-
-
-def _columns_of(state: Progress) -> set[str]:
-    """The entity columns by which silver's tables were made, as `made_by` has them; none: not known."""
-    return set(filter(None, state.marks.get(Layer.SILVER, Mark()).definition.split("/")))
-
-
-def _noted_as_made_by(state: Progress, columns: Collection[str]) -> Progress:
-    return replace(state, marks=state.marks | {Layer.SILVER: Mark("/".join(sorted(columns)))})
-
-
 def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
     why = note(run.pipeline, REPLACED)
     run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending_downstream(games, why))
@@ -553,7 +540,8 @@ def _progress(run: SilverRun, passed: PassResult, owed: dict[str, str], now: Pro
     after = now.done(Layer.SILVER, floor, passed.done, owed | passed.failed, seen)
     after = replace(after, redecided=max(passed.redecided, after.redecided))
     if run.games is None:
-        after = _with_column(run, after, passed.failed, moved=floor > now.floor(Layer.SILVER))
+        end = EndOfRun(run.pipeline, run.source.batch, run.full, frozenset(passed.failed))
+        after = end.noted(after, moved=floor > now.floor(Layer.SILVER))
     after = _with_pending_downstream(run, passed, now, after)
     if any(rows for why, rows in passed.unrouted.items() if why not in (INVALID, NO_NAME)):
         # The settings left rows out: other settings may let them in.
@@ -572,20 +560,3 @@ def _with_pending_downstream(run: SilverRun, passed: PassResult, now: Progress, 
     reached = max(now.floors.values(), default=0)
     late = [game for game, batch in passed.done.items() if now.games.get(game, 0) < batch <= reached]
     return after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
-
-
-def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:
-    """The progress with the entity columns by which the tables are made now; `moved`: the low watermark moves.
-
-    `failed`: games that may still have rows by another column, if they have a table.
-    """
-    known = _columns_of(state)
-    now = made_by(run.pipeline)
-    if known <= {now}:
-        return _noted_as_made_by(state, {now}) if moved or known else state
-    tables = run.pipeline.lakehouse.silver
-    # Batches that a run with another column has added meanwhile are missing, too.
-    if not run.full or state.floor(Layer.SILVER) > run.source.batch or any(tables(game).exists() for game in failed):
-        return _noted_as_made_by(state, {*known, now})
-    # Names that there was no room for have rows below the low watermark, too.
-    return _noted_as_made_by(replace(state, left_out=LeftOut(1, run.source.batch), counted=CountedRows()), {now})

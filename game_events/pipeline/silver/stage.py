@@ -24,6 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from game_events.config.type_names import game_of, type_of
 from game_events.decoding.columns import type_name
 from game_events.errors import (
     QUOTED,
@@ -36,8 +37,8 @@ from game_events.errors import (
     some_columns,
 )
 from game_events.extending import SilverTransformation
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
-from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, column_map
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, incarnation
+from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, MESSAGE_TYPE, OWN_COLUMNS, column_map
 from game_events.lakehouse.data.reading import FileSelection, parts_of, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import NO_HEADERS, read_files, spark_schema
 from game_events.lakehouse.storage import explain
@@ -59,6 +60,7 @@ from game_events.pipeline.quality import (
 )
 from game_events.pipeline.silver.duplicates import History, NewKeys, find, keys_of
 from game_events.pipeline.silver.duplicates_in_spark import history_rows, sent_twice
+from game_events.pipeline.silver.groups import by_game_and_type
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
@@ -100,13 +102,23 @@ def transformed(
     """
     if not transformations:
         return rows, source
-    groups = _named_games(transformations)
-    named = sorted(chain.from_iterable(groups.values()))
+    if any(transformation.types for transformation in transformations):
+        groups = by_game_and_type(transformations, entity)
+        branches = [_applied(rows.where(which), some, source, entity, compared) for some, which in groups]
+        return _together(branches, source, transformations)
+    of_games = _named_games(transformations)
+    named = sorted(chain.from_iterable(of_games.values()))
     name = F.col(quoted(entity))
-    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity, compared) for chosen, games in groups.items()]
+    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity, compared) for chosen, games in of_games.items()]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
     for_all = [transformation for transformation in transformations if not transformation.games]
     branches.append(_applied(rest, for_all, source, entity, compared))
+    return _together(branches, source, transformations)
+
+
+def _together(
+    branches: Sequence[DataFrame], source: pa.Schema, transformations: Sequence[SilverTransformation]
+) -> tuple[DataFrame, pa.Schema]:
     names = "; ".join(map(str, transformations))
     _check_same_types([arrow_schema(branch, names, source) for branch in branches], names)
     whole = united(branches)
@@ -301,6 +313,10 @@ class SilverInput:
         rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if rules.rules:
             require_valid(self.pipeline.spark, rules.rules, self.columns)
+        if MESSAGE_TYPE not in self.base.names and any(rule.types for rule in rules.rules):
+            raise ConfigurationError(
+                f"rules name message types, and bronze has no {MESSAGE_TYPE} yet: run `game-events redecode`"
+            )
         return rules
 
 
@@ -318,6 +334,11 @@ class GameStart:
         replace: the staged rows replace those of the table.
         rejections_decided_to: last bronze batch for which quarantine has decided which rows are rejected.
         judge_again: the rules in force decide on all its rows again.
+        types: what the tables of its message types are called -> handle, of those that are read or replaced.
+        renews_types: the staged rows replace those of these tables, too.
+        listed_types: what all tables of its message types are called.
+        ahead: those of them that keep rows of later batches than `read_after`, as after a crash -> up to which batch.
+        furthest: last bronze batch in any of `types`.
     """
 
     handle: DeltaTable | None
@@ -326,16 +347,28 @@ class GameStart:
     replace: bool = False
     rejections_decided_to: int = 0
     judge_again: bool = False
+    types: Mapping[str, DeltaTable] = field(default_factory=dict)
+    renews_types: bool = False
+    listed_types: Collection[str] = ()
+    ahead: Mapping[str, int] = field(default_factory=dict)
+    furthest: int = 0
 
     @property
-    def continued(self) -> DeltaTable | None:
-        """The table, if the staged rows are added to its rows."""
-        return None if self.replace else self.handle
+    def incarnation(self) -> int:
+        """The highest one of its tables: they differ between the commits of one replacement."""
+        return max(map(incarnation, (self.handle, *self.types.values())))
+
+    def continued(self, game: str) -> Mapping[str, DeltaTable]:
+        """What the game's tables are called -> handle, of those whose rows stay: the staged ones are added to them."""
+        own = {} if self.replace or self.handle is None else {game: self.handle}
+        return own if self.renews_types else {**own, **self.types}
 
     def is_behind(self, batch: int) -> bool:
         """Whether rows up to this batch would replace, or decide again, rows of later ones."""
-        return (self.replace and (self.last_batch_in_table or 0) > batch) or (
-            self.judge_again and self.rejections_decided_to > batch
+        return (
+            self.furthest > batch
+            or (self.replace and (self.last_batch_in_table or 0) > batch)
+            or (self.judge_again and self.rejections_decided_to > batch)
         )
 
 
@@ -391,7 +424,11 @@ class Staging:
         settings = source.pipeline.settings
         entity = settings.entity_column
         lakehouse = source.pipeline.lakehouse
-        return FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
+        task = FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
+        if settings.type_tables is None:
+            return task
+        above = {name: batch for start in (self.starts or {}).values() for name, batch in start.ahead.items()}
+        return replace(task, types=settings.type_tables, above=above)
 
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
@@ -410,8 +447,8 @@ class Staging:
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
         # How many games there are and how uneven, where that decides how the work is divided.
-        sample = self._games_in_sample() if by_workers or not games else Counter[object]()
-        games = games or len(sample)
+        sample = self._tables_in_sample() if by_workers or not games else Counter[tuple[object, ...]]()
+        games = max(games, len(sample)) if self.task.types is not None else games or len(sample)
         task = replace(self.task, outcome=outcome)
         try:
             read = self._read_by_workers(games, sample, outcome) if by_workers else None
@@ -430,9 +467,12 @@ class Staging:
         asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
         return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
 
-    def _read_by_workers(self, games: int, sample: Counter[object], outcome: RuleOutcome | None) -> FileRows | None:
+    def _read_by_workers(self, games: int, sample: Counter[tuple[object, ...]], outcome: RuleOutcome | None) -> FileRows | None:
         """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
-        largest = max(sample.values(), default=0) / max(1, sample.total())
+        by_game = Counter[object]()
+        for (game, *_), rows in sample.items():
+            by_game[game] += rows
+        largest = max(by_game.values(), default=0) / max(1, sample.total())
         shares = shares_for(self.files.rows, games, largest)
         if is_shuffled(self.files.rows, games, shares):
             return None
@@ -482,11 +522,43 @@ class Staging:
     def _sent_twice(self, part: Collection[str] | None, already_rejected: DataFrame | None) -> DataFrame:
         """`FILE` and `ROW` of the rows that were sent twice; rows that rules keep out of silver take no part."""
         source = self.source
-        rows = self.rows() if part is None else self.rows().where(self._named(part))
+        rows = self._without_decided(self.rows() if part is None else self.rows().where(self._named(part)))
         if source.rules.rules or already_rejected is not None:
             rows = judge(source.rules, rows, already_rejected).where(F.col(DISPOSITION).isin(KEEP, READMIT))
         old = history_rows(source.pipeline.spark, source.keys, self.history, source.columns)
         return sent_twice(source.keys, rows, old, self.files.rows)
+
+    def _without_decided(self, rows: DataFrame) -> DataFrame:
+        """The rows without those that workers leave out, as a table of their message type is ahead (`FanOut.above`).
+
+        Which of them are in that table is decided, maybe under other rules: those are history, the others are in no table.
+        """
+        types, above = self.task.types, self.task.above
+        if types is None or not above:
+            return rows
+        full_names = defaultdict[str | None, list[str]](list)
+        for full_name in self._message_types:
+            full_names[types.name(full_name)].append(full_name)
+        decided = [
+            (game_of(name), full_name, batch) for name, batch in above.items() for full_name in full_names[type_of(name)]
+        ]
+        if not decided:
+            return rows
+        games, named, upto = zip(*decided, strict=True)
+        table = pa.table({"_game_ahead": games, "_type_ahead": named, "_ahead": pa.array(upto, pa.int64())})
+        ahead = F.broadcast(self.source.pipeline.spark.createDataFrame(table))
+        is_game = F.col(quoted(self.source.pipeline.settings.entity_column)) == F.col("_game_ahead")
+        is_type = F.col(MESSAGE_TYPE) == F.col("_type_ahead")
+        return rows.join(ahead, is_game & is_type & (F.col("_batch") <= F.col("_ahead")), "left_anti")
+
+    @property
+    def _message_types(self) -> list[str]:
+        """Full names of the message types of the rows."""
+        column = pa.schema([OWN_COLUMNS.field(MESSAGE_TYPE)])
+        names = set[str | None]()
+        for rows in read_parts(self.source.pipeline.bronze, column, self.files.paths):
+            names.update(pc.unique(rows.column(MESSAGE_TYPE)).to_pylist())
+        return sorted(name for name in names if name is not None)
 
     def _sent_by_spark(
         self, part: Collection[str] | None, games: int, already_rejected: DataFrame | None, task: FanOut
@@ -530,18 +602,24 @@ class Staging:
         by = pipeline.settings.entity_column
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
-    def _games_in_sample(self) -> Counter[object]:
-        """Name -> rows in the first row group of some files; none if there are few rows, which are not divided by it."""
+    def _tables_in_sample(self) -> Counter[tuple[object, ...]]:
+        """Name, and type where types have tables -> rows in the first row group of some files.
+
+        None if there are few rows, which are not divided by it.
+        """
         if self.files.rows <= TASK_ROWS:
             return Counter()
         bronze = self.source.pipeline.bronze
         entity = self.source.base.field(self.source.pipeline.settings.entity_column)
+        types = self.source.pipeline.settings.type_tables
+        wanted = [entity] if types is None else [entity, OWN_COLUMNS.field(MESSAGE_TYPE)]
         step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
-        names = Counter[object]()
+        names = Counter[tuple[object, ...]]()
         some = self.files.paths[::step]
-        for rows in read_parts(bronze, pa.schema([entity]), some, row_groups=slice(1)):
-            counted = rows.column(0).value_counts()
-            names.update(dict(zip(*(counted.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
+        for rows in read_parts(bronze, pa.schema(wanted), some, row_groups=slice(1)):
+            counted = rows.group_by(rows.column_names).aggregate([([], "count_all")]).to_pydict()
+            *keys, counts = counted.values()
+            names.update(dict(zip(zip(*keys, strict=True), counts, strict=True)))
         return names
 
     @property

@@ -31,7 +31,7 @@ from game_events.config.settings import Settings
 from game_events.errors import without_quotes
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Layer, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.event_log import safe_error_text
+from game_events.pipeline.event_log import safe_error_text, types_of
 from game_events.pipeline.gold.plan import expressions
 from game_events.pipeline.reporting.result import RunResult, TableReport
 from game_events.plugins.catalog.settings import LineageSettings
@@ -181,7 +181,10 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     if entry.layer == Layer.UNIFIED:
         changed = [table.game for table in report.of(Layer.GOLD) if table.error is None and table.game is not None]
         return [_table_input(lakehouse, gold_name(game)) for game in changed]
-    return [_table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
+    if entry.game is None:
+        return []
+    keys = [silver_name(entry.game), *map(lakehouse.key, types_of(report, entry.game))]
+    return [_table_input(lakehouse, key) for key in keys]
 
 
 def _inputs_of_records(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list[InputDataset]:

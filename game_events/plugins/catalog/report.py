@@ -68,6 +68,8 @@ _BY_GAME = _SERIES.format("""
   SELECT time, game AS series, rows FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND rows > 0
 """)
 
+_BY_TYPE = _SERIES.format("SELECT time, name AS series, rows FROM events WHERE kind = 'rows_by_type' AND rows > 0")
+
 _RULES = _SERIES.format("""
   SELECT time, coalesce(game, layer, '-') || ': ' || name AS series, rows FROM events WHERE kind = 'rule' AND rows > 0
 """)
@@ -107,6 +109,7 @@ class ReportData:
     layers: Rows
     lag: Rows
     games: Rows
+    types: Rows
     rejected: Rows
     rules: Rows
     tables: Rows
@@ -125,6 +128,7 @@ def report_data(events: pa.Table) -> ReportData:
         layers=query(events, _RUNS, bucket=bucket),
         lag=query(events, _LAG, bucket=bucket),
         games=query(events, _BY_GAME, bucket=bucket, **top),
+        types=query(events, _BY_TYPE, bucket=bucket, **top),
         rejected=query(events, _REJECTED, bucket=bucket),
         rules=query(events, _RULES, bucket=bucket, **top),
         tables=query(events, _TABLES, tables=TABLES_SHOWN),
@@ -224,6 +228,7 @@ def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | N
             f"rows that came to the {words.entities}' silver tables; {bars}",
             _by_series(data.games, "rows"),
         ),
+        ("Rows by message type (rows)", f"rows that came to bronze; {bars}", _by_series(data.types, "rows")),
         (
             "Records not in bronze (records)",
             f"by reason, and rows of no {words.entity}; {bars}",

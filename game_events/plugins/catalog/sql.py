@@ -1,11 +1,13 @@
 """`game-events sql`: queries over the tables, by an in-memory DuckDB in this process, without Spark.
 
 Each table of a root is a view, by its name, which reads exactly the files of one Delta version, with the table's columns and
-types; columns that a file lacks are NULL. A table is opened when a query first names it: opening all of some thousands takes
-longer than most queries. Guarantee: nothing is written, and nothing but the tables' files is read. Queries may come from
-others: DuckDB's own file system reaches a folder of temporary files and nothing else, files of named tables are opened for
-reading by `TableFiles`, and settings are locked. So nothing can create, change or delete any other file, whatever a statement
-asks for. That one SELECT at a time is run, without a statement that writes inside of it, bounds the temporary files.
+types; columns that a file lacks are NULL. So is each message type of a game (`type_views`). A table is opened when a query
+first names it: opening all of some thousands takes longer than most queries.
+
+Guarantee: nothing is written, and nothing but the tables' files is read. Queries may come from others: DuckDB's own file system
+reaches a folder of temporary files and nothing else, files of named tables are opened for reading by `TableFiles`, and settings
+are locked. So nothing can create, change or delete any other file, whatever a statement asks for. That one SELECT at a time is
+run, without a statement that writes inside of it, bounds the temporary files.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ from game_events.cli.output import Json, Output, nested_as_json
 from game_events.cli.output import since as time_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, GameEventsError, LostFileError
+from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.duckdb_connection import connect, identifier, interruptible, text
 from game_events.lakehouse.storage import store_errors_named
-from game_events.lakehouse.tables import Lakehouse, Table, no_table, paths
+from game_events.lakehouse.tables import Lakehouse, Table, names_of, no_table, paths
+from game_events.plugins.catalog.type_views import TypeView
 
 #: Rows that are shown unless somebody wants more.
 ROWS = 100
@@ -179,7 +183,7 @@ class TablesSql:
             if missing is None:
                 raise self._failed(error) from None
             named = missing[1].lower()  # SQL's names know no upper case
-            if named not in self._tables or named in self._opened:
+            if named in self._opened or not (named in self._tables or self._opened_view(named)):
                 raise self._unknown(missing[1]) from None
             self._open(named)
             return False
@@ -240,9 +244,27 @@ class TablesSql:
             first += " (a query reads tables, by their names; it reaches no file and changes nothing)"
         return ConfigurationError(f"the query failed: {first}")
 
+    def _opened_view(self, name: str) -> bool:
+        """Make the view of a message type over its game's table; False: there is no such type, or game."""
+        view = TypeView.named(self._lakehouse, name)
+        table = self._tables.get(view.table.name) if view is not None else None
+        handle = table.open_to_read() if table is not None else None
+        if view is None or handle is None or MESSAGE_TYPE not in names_of(handle):
+            return False
+        self._opened.add(name)
+        self._open(view.table.name)
+        try:
+            self._execute(view.types_query)
+            query = view.query(handle, [full for (full,) in self._connection.fetchall() if full is not None])
+            if query is not None:
+                self._execute(f"CREATE VIEW {identifier(name)} AS {query}")
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+        return query is not None
+
     def _open(self, name: str) -> None:
         """Make the view of a table; a table that was not there at the time is none."""
-        if name in self._opened:
+        if name in self._opened or name not in self._tables:
             return
         self._opened.add(name)
         table = self._tables[name]

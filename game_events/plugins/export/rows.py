@@ -9,13 +9,15 @@ and delivery log have its address, which shows whether it was sent. In rewritten
 new and old rows cannot be distinguished: it is refused.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Self
 
 import pyarrow as pa
@@ -28,8 +30,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
+from game_events.config.type_names import game_of, of_type, type_of
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_line
-from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.group import for_games, opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, incarnation, silver_app, txn
 from game_events.lakehouse.data.columns import SOURCE
 from game_events.lakehouse.data.reading import FileSelection, files_with, read_arrow, selection
@@ -71,18 +74,20 @@ class OnReplaced:
 
 @dataclass(frozen=True)
 class Step:
-    """New rows of one game; `gold`: None unless gold is exported.
+    """New rows of one game, or of the table of one of its message types; `gold`: None unless gold is exported.
 
     Attributes:
+        name: what the table of silver is called (`tables.of_type`).
         above, upto: bronze batches (above, upto] are new.
         files: silver's files with new rows.
         origin: origin of the rows, for the chunks' keys.
         apps: `content`, `bronze`, `any` (latest exported batch), `resent` (full resends) -> `txn` of planned calls.
         expected: their values now.
         resent: full resends, this one included.
+        types: of gold: further tables of silver with new rows, and these files.
     """
 
-    game: str
+    name: str
     silver: DeltaTable
     gold: DeltaTable | None
     above: int
@@ -92,6 +97,17 @@ class Step:
     apps: Mapping[str, str]
     expected: Mapping[str, int | None]
     resent: int
+    types: Mapping[str, tuple[DeltaTable, FileSelection]] = field(default_factory=dict)
+
+    @property
+    def game(self) -> str:
+        """The game."""
+        return game_of(self.name)
+
+    @property
+    def of_silver(self) -> list[Step]:
+        """A step for each table of silver with the new rows."""
+        return [self, *(replace(self, name=name, silver=t, files=files) for name, (t, files) in self.types.items())]
 
     @property
     def advance(self) -> dict[str, int]:
@@ -113,22 +129,34 @@ def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: On
         return [], {}
     identity = BronzeIdentity.of(bronze)
 
-    def find(game: str) -> Step | str | None:
+    listed = pipeline.lakehouse.type_tables()
+
+    def find(name: str) -> Step | str | None:
         try:
-            return _find_step(pipeline, identity, planned, on_replaced, game)
+            return _find_step(pipeline, identity, planned, on_replaced, name, listed)
         except GameEventsError as error:  # of one game: the others are exported
             return str(error)
 
-    results = for_games(sorted(filter(is_game, pipeline.lakehouse.games())), find)
+    games = sorted(filter(is_game, pipeline.lakehouse.games()))
+    of_gold = ExportSettings.of(pipeline.settings).rest_source == "gold"
+    results = for_games(games if of_gold else [*games, *chain.from_iterable(listed.values())], find)
     steps = [step for step in results.values() if isinstance(step, Step)]
-    return _bounded(steps), {game: why for game, why in results.items() if isinstance(why, str)}
+    return _bounded(steps), {game_of(name): why for name, why in results.items() if isinstance(why, str)}
 
 
 def _find_step(
-    pipeline: Pipeline, identity: BronzeIdentity, planned: DeltaTable | None, on_replaced: OnReplaced, game: str
+    pipeline: Pipeline,
+    identity: BronzeIdentity,
+    planned: DeltaTable | None,
+    on_replaced: OnReplaced,
+    name: str,
+    listed: Mapping[str, Sequence[str]],
 ) -> Step | None:
-    """New rows of one game; None: there are none, or none of this bronze and this silver yet. DataError: they are held back."""
-    table = pipeline.lakehouse.silver(game)
+    """New rows of one table; None: there are none, or none of this bronze and this silver yet. DataError: they are held back.
+
+    `listed`: game -> the tables of its message types.
+    """
+    table = pipeline.lakehouse.silver(name)
     silver = pipeline.tables.peek(table)
     upto = identity.taken(silver)
     if silver is None or upto is None:
@@ -136,8 +164,9 @@ def _find_step(
     content = f"{silver.metadata().id}:{incarnation(silver)}"
     kind = Txn.SILVER
     gold: DeltaTable | None = None
+    types: dict[str, tuple[DeltaTable, FileSelection]] = {}
     if ExportSettings.of(pipeline.settings).rest_source == "gold":
-        table = pipeline.lakehouse.gold(game)
+        table = pipeline.lakehouse.gold(name)
         gold = pipeline.tables.peek(table)
         upto = txn(gold, silver_app(silver))
         if gold is None or upto is None:
@@ -145,14 +174,17 @@ def _find_step(
         content = f"{gold.metadata().id}:{content}"
         kind = Txn.GOLD
     parts = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
-    apps = {name: kind.of(game, part) for name, part in parts.items()}
-    held = {name: txn(planned, app) for name, app in apps.items()}
-    above, resent = _start(game, table.name, upto, held, on_replaced)
+    apps = {part: kind.of(name, value) for part, value in parts.items()}
+    held = {part: txn(planned, app) for part, app in apps.items()}
+    above, resent = _start(game_of(name), table.name, upto, held, on_replaced)
     if _is_planned(held, above, upto, resent):
         return None
-    origin = ChunkOrigin(table.name, game, f"{content}:{resent}", above, upto)
-    expected = {app: held[name] for name, app in apps.items()}
-    return Step(game, silver, gold, above, upto, selection(silver, above), origin, apps, expected, resent)
+    if gold is not None:
+        handles = opened(listed.get(name, []), pipeline.lakehouse.silver, pipeline.tables.peek)
+        types = {one: (handle, selection(handle, above)) for one, handle in handles.items()}
+    origin = ChunkOrigin(table.name, game_of(name), f"{content}:{resent}", above, upto)
+    expected = {app: held[part] for part, app in apps.items()}
+    return Step(name, silver, gold, above, upto, selection(silver, above), origin, apps, expected, resent, types)
 
 
 def _is_planned(held: Mapping[str, int | None], above: int, upto: int, resent: int) -> bool:
@@ -254,6 +286,8 @@ def _of_silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     rows = _silver(pipeline, steps)
     coordinates = {name: F.col(name) for name in ("_batch", "_kafka_partition", "_kafka_offset")}
     group = F.col(quoted(pipeline.settings.entity_column))
+    if (message_type := type_of(steps[0].name)) is not None:  # of all these steps
+        group = F.concat(group, F.lit(of_type("", message_type)))
     place = place_of(sourced=SOURCE in rows.columns)
     return shaped(rows, pipeline.settings.key_column, group, rows.columns, _place=place, **coordinates)
 
@@ -276,7 +310,8 @@ def _players(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Game and id of the players with new events."""
     entity = F.col(quoted(pipeline.settings.entity_column)).alias(_GAME)
     key = F.col(quoted(pipeline.settings.key_column)).alias(_KEY)
-    silver = [_silver(pipeline, group) for group in _same_columns(steps, lambda step: step.silver)]
+    of_silver = [one for step in steps for one in step.of_silver]
+    silver = [_silver(pipeline, group) for group in _same_columns(of_silver, lambda step: step.silver)]
     return reduce(DataFrame.unionByName, (part.select(entity, key) for part in silver)).distinct()
 
 
@@ -293,11 +328,11 @@ def _gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame | None:
 
 
 def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) -> list[list[Step]]:
-    """The steps grouped by their tables' columns, as tables with the same columns are read together."""
-    groups: dict[str, list[Step]] = {}
+    """The steps grouped by their tables' columns, as tables with the same columns are read together; a game once in each."""
+    groups: dict[tuple[str, str | None], list[Step]] = {}
     for step in steps:
         columns = json.dumps(json.loads(table(step).schema().to_json()), sort_keys=True)
-        groups.setdefault(columns, []).append(step)
+        groups.setdefault((columns, type_of(step.name)), []).append(step)
     return list(groups.values())
 
 

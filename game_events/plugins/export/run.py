@@ -180,13 +180,13 @@ class Exporter:
         if not steps:
             return False
         pipeline.on_progress(f"export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
-        origins = {step.game: step.origin for step in steps}
+        origins = {step.name: step.origin for step in steps}
         expected: dict[str, int | None] = {}
         advance: dict[str, int] = {}
         for step in steps:
             expected |= step.expected
             advance |= step.advance
-        if (on_replaced.resend | on_replaced.go_on) & origins.keys():
+        if (on_replaced.resend | on_replaced.go_on) & {step.game for step in steps}:
             advance[granted] = 1
         cut = Cut([], 0)
         if any(step.files.data or step.gold is not None for step in steps):
@@ -198,7 +198,7 @@ class Exporter:
     def _refuse_erased(self, steps: Sequence[Step], cut: Cut) -> None:
         """Discard chunks and raise ConflictError if people were erased since: their rows may be among these."""
         pipeline = self._pipeline
-        now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
+        now = ((s, pipeline.tables.peek(pipeline.lakehouse.silver(s.name))) for step in steps for s in step.of_silver)
         if any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now):
             discard(self._tables.planned, cut.files)
             raise ConflictError("people were erased during each of the attempts to plan the export: run it again")

@@ -10,10 +10,11 @@ that replaces it is on the disk. Concurrent runs and maintenance may write and d
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
+from game_events.config.type_names import game_of, type_of
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
@@ -36,6 +38,7 @@ from game_events.lakehouse.tables import (
     QUARANTINE,
     Layer,
     Table,
+    game_of_silver,
     has_persons,
     is_person,
     is_silver,
@@ -321,7 +324,8 @@ def _scan_events(state: ErasureState, bronze: DeltaTable) -> tuple[dict[str, Del
     hits = state.scan({BRONZE: bronze})
     state.add_records(hits.get(BRONZE, []))
     games = pipeline.lakehouse.games()
-    tables = {silver_name(game): handle for game, handle in opened(games, pipeline.lakehouse.silver, _to_rewrite).items()}
+    names = [*games, *chain.from_iterable(pipeline.lakehouse.type_tables().values())]
+    tables = {silver_name(name): handle for name, handle in opened(names, pipeline.lakehouse.silver, _to_rewrite).items()}
     if (quarantine := pipeline.open_quarantine()) is not None:
         tables[QUARANTINE] = pipeline.quarantine.writable(quarantine, replaced=True)
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
@@ -331,8 +335,11 @@ def _scan_events(state: ErasureState, bronze: DeltaTable) -> tuple[dict[str, Del
 def _games_to_commit(state: ErasureState, tables: Mapping[str, DeltaTable], hits: Mapping[str, list[ScannedFile]]) -> set[str]:
     """Games with matches in silver; those of erased records without one, too: a run may be about to commit one."""
     of_records = {game for game, _ in by_game_and_batch(state.people.records)} - state.settled.keys()
-    names = {game: silver_name(game) for game in state.pipeline.lakehouse.games()}
-    return {game for game, name in names.items() if name in hits or (game in of_records and name in tables)}
+    lakehouse = state.pipeline.lakehouse
+    # A crash may have left a game with tables of message types alone.
+    names = {game: silver_name(game) for game in (*lakehouse.games(), *lakehouse.type_tables())}
+    with_hits = {game_of_silver(name) for name in hits}
+    return {game for game, name in names.items() if game in with_hits or (game in of_records and name in tables)}
 
 
 def _to_rewrite(table: Table) -> DeltaTable | None:
@@ -384,22 +391,35 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
     # Before any commit: after a crash the next run refreshes gold and the unified table from silver.
     why = note(pipeline, "a person was erased from its silver table")
     pipeline.progress.update(identity.key, lambda now: now.pending_downstream(games, why))
-    plans = {g: partial(_silver_plan, state, bronze, g, hits.setdefault(silver_name(g), [])) for g in sorted(games)}
+    plan = partial(_silver_plan, state, bronze)
+    types = {name: game for game, names in pipeline.lakehouse.type_tables().items() if game in games for name in names}
+    if types:
+        # Before the games' own tables, by which gold sees that people were erased.
+        _committed(state, {name: partial(plan, name, hits.setdefault(silver_name(name), [])) for name in types}, hits)
+    own = {game: partial(plan, game, hits.setdefault(silver_name(game), [])) for game in sorted(games)}
+    for game, handle in _committed(state, own, hits).items():
+        state.settled[game] = identity.taken(handle) or 0
+        state.touched.add(game)
+
+
+def _committed(
+    state: ErasureState, plans: Mapping[str, Callable[[], Commit | None]], hits: Mapping[str, list[ScannedFile]]
+) -> Mapping[str, DeltaTable | None]:
+    """Commit to tables of silver; what they are called -> their new versions."""
+    pipeline = state.pipeline
     outcome = commit_games(plans, "erase_game_committed", pipeline.settings)
-    for game in outcome.landed:
-        state.erased(silver_name(game), hits[silver_name(game)])
-        state.settled[game] = identity.taken(outcome.landed[game].handle) or 0
-    state.touched |= outcome.landed.keys()
-    for game, error in outcome.failed.items():
-        table = pipeline.lakehouse.silver(game)
-        state.report.add_failed(Layer.SILVER, table, error, game)
+    for name in outcome.landed:
+        state.erased(silver_name(name), hits[silver_name(name)])
+    for name, error in outcome.failed.items():
+        state.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(name), error, game_of(name))
     if outcome.failed:
         raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events erase` again")
+    return {name: landed.handle for name, landed in outcome.landed.items()}
 
 
-def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
-    """One game's commit to the newest version; files that were added since the scan are scanned here."""
-    table = state.pipeline.lakehouse.silver(game)
+def _silver_plan(state: ErasureState, bronze: DeltaTable, name: str, hits: list[ScannedFile]) -> Commit | None:
+    """The commit to the newest version of one table; files that were added since the scan are scanned here."""
+    table = state.pipeline.lakehouse.silver(name)
     identity = BronzeIdentity.of(bronze)
     handle = state.pipeline.tables.open(table) if table.part is not None else table.open()
     if handle is None:
@@ -411,8 +431,10 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
         # Unchanged: Delta rejects one of two concurrent commits that name the same transaction.
         advance[identity.app] = taken
     is_counted = state.done_before is not None and identity.erased(handle) >= state.done_before > 0 and not hits
-    if not is_counted:
-        advance |= _counters(state, handle, identity.taken(handle) or 0, game, _rows(hits))
+    if type_of(name) is not None:
+        advance |= _counters_of_type(state, identity, handle, name, hits)
+    elif not is_counted:
+        advance |= _counters(state, handle, identity.taken(handle) or 0, name, _rows(hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, *ROW_COUNTERS))
     return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
@@ -421,7 +443,7 @@ def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, er
     """Silver's counters after the erasure, so that bronze = silver + dropped + quarantined + duplicates still holds.
 
     Which of the others' rows rules had dropped, and which were duplicates, is not known any more where a table has both: then
-    duplicates are subtracted first, and only the sum is right.
+    duplicates are subtracted first, and only the sum is right. Where message types have tables, all are subtracted as dropped.
     """
     # The counters never had rows of a bronze that was replaced since.
     since = max(state.settled.get(game, 0), state.people.oldest_batch - 1)
@@ -434,13 +456,35 @@ def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, er
     # A transformation may have changed the number of rows.
     transformed = state.pipeline.extensions.transformed(game)
     others = 0 if transformed else of_game(state.people.records) - erased - quarantined
-    duplicates = min(others, counter(handle, Txn.ROWS_DUPLICATE))
+    per_type = state.pipeline.lakehouse.per_type
+    duplicates = 0 if per_type else min(others, counter(handle, Txn.ROWS_DUPLICATE))
     counters: dict[str, int] = {}
     for app, rows in zip(ROW_COUNTERS, (others - duplicates, quarantined, duplicates), strict=True):
         value = handle.transaction_version(app)
-        if value is not None and rows > 0:
+        if per_type:
+            # Only the sum of a game's tables counts: those of its message types have added what they lack of this.
+            counters |= {app: (value or 0) - rows} if rows else {}
+        elif value is not None and rows > 0:
             counters[app] = max(0, value - rows)
     return counters
+
+
+def _counters_of_type(
+    state: ErasureState, identity: BronzeIdentity, handle: DeltaTable, name: str, hits: list[ScannedFile]
+) -> dict[str, int]:
+    """The counter of dropped rows of a message type's table, with the erased ones: in the commit that removes them.
+
+    The game's own table takes off all rows of the people but those in quarantine and its own ones, so the sum is right after
+    each of the commits that a crash comes between.
+    """
+    game = game_of(name)
+    own = state.pipeline.tables.open_to_read(state.pipeline.lakehouse.silver(game))
+    if state.pipeline.extensions.transformed(game) or own is None or not hits:
+        return {}
+    upto = identity.taken(own) or 0
+    counts = by_game_and_batch(pa.concat_tables([file.records for file in hits])).items()
+    erased = sum(rows for (_, batch), rows in counts if batch is not None and batch <= upto)
+    return {Txn.ROWS_DROPPED: counter(handle, Txn.ROWS_DROPPED) + erased} if erased else {}
 
 
 def remove_old_files(pipeline: Pipeline, result: Erasure, people: PeopleToErase) -> None:

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, silver_name
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
@@ -111,9 +112,10 @@ class Studio:
             expected = sorted((who or "", str(when)) for who, times in players.items() for when in times)
             where = f"WHERE game_name = '{game}'"
             query = "SELECT coalesce(gamer_id, ''), event_timestamp FROM t"
-            for table, only in ((f"silver_{game}_events", ""), ("bronze_events", where)):
-                held = sorted((who, str(when)) for who, when in rows(settings, table, f"{query} {only}"))
-                assert held == expected, (game, table)
+            types = pipeline.lakehouse.type_tables().get(game, [])
+            for tables, only in (([silver_name(name) for name in (game, *types)], ""), (["bronze_events"], where)):
+                found = chain.from_iterable(rows(settings, table, f"{query} {only}") for table in tables)
+                assert sorted((who, str(when)) for who, when in found) == expected, (game, tables)
             known = {who: [t for t in times if t is not None] for who, times in players.items()}
             assert gold(settings, game) == {
                 who: (len(players[who]), min(times, default=None), max(times, default=None)) for who, times in known.items()
@@ -128,11 +130,12 @@ def checks(pipeline: Pipeline) -> dict[str, Any]:
     return {**sql_checks(pipeline), **state_checks(pipeline)}
 
 
+@pytest.mark.parametrize("per", ["entity", "entity_and_type"])
 def test_each_message_type_has_its_own_game_player_and_time_and_a_change_of_them_is_made_by_redecode(
-    make_settings, make_pipeline
+    make_settings, make_pipeline, per
 ):
     topic = f"{make_settings().kafka_topic}.Poker.x"
-    settings = make_settings(kafka_topic=topic, erasure_key=KEY, **DEFINITIONS)
+    settings = make_settings(kafka_topic=topic, erasure_key=KEY, silver_per=per, **DEFINITIONS)
     studio = Studio(settings)
     studio.wave(0)
     report = refresh(make_pipeline(settings))
@@ -154,6 +157,7 @@ def test_each_message_type_has_its_own_game_player_and_time_and_a_change_of_them
     changed = make_settings(
         kafka_topic=topic,
         erasure_key=KEY,
+        silver_per=per,
         **DEFINITIONS
         | {"entity_aliases": {"com.studio.rummy": "rummy2", "no name.": "named"}, "naive_times_zone": "Europe/Berlin"},
     )

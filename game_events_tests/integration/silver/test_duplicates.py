@@ -57,14 +57,15 @@ class Sent:
             place |= {"_kafka_topic": "events", "_kafka_offset": len(self.events) + len(added), "_batch": self.batches}
             added.append(self.event() | place)
         self.events += sorted(added, key=_order)
-        put(pipeline.bronze, _table(added), {Txn.BATCH: self.batches})
+        put(pipeline.bronze, as_table(added), {Txn.BATCH: self.batches})
 
 
 def _order(row):
     return row["_batch"], row["_kafka_topic_id"], row["_kafka_partition"], row["_kafka_offset"]
 
 
-def _table(events):
+def as_table(events):
+    """Rows of bronze."""
     columns = [("game_name", pa.string()), ("event_id", pa.string()), ("level", pa.int64()), ("event_timestamp", TIME)]
     fields = [*pa.schema(columns), *OWN_COLUMNS]
     return pa.table({f.name: pa.array([e.get(f.name) for e in events], f.type) for f in fields})

@@ -166,6 +166,7 @@ def test_json_without_a_schema_gets_columns_that_grow_and_never_narrow(make_sett
     report = refresh(make_pipeline(settings))
     assert (report.rows("bronze"), report.rejected) == (4, {"MALFORMED": 1, "TRUNCATED": 1})
     assert report.to_dict()["rescued"] == {topic: 2}
+    assert report.to_dict()["rows_by_type"] == {"played": 3, "left": 1}
     sql = "SELECT _message_type, gamer_id, level, price, shop.name, shop.lines[1].sku, _rescued FROM t ORDER BY _kafka_offset"
     expected = [
         ("played", "ann", 1, 2.0, None, None, '{"tags":[]}'),

@@ -43,11 +43,11 @@ def test_an_expression_or_a_mapping_comes_from_the_environment_and_from_yaml(mon
     }
 
 
-def test_a_message_type_is_named_in_full_or_by_its_last_part_and_one_that_is_not_named_keeps_its_field():
-    settings = load_settings(key={"a.b.Level": "whole", "Level": "short"})
+def test_a_message_type_is_named_in_full_or_by_its_last_parts_and_one_that_is_not_named_keeps_its_field():
+    settings = load_settings(key={"a.b.Level": "whole", "Level": "short", "x.Level": "longer"})
     (key,) = definitions_of(settings).computed
-    chosen = {name: key.of(name) and key.of(name).text for name in ("a.b.Level", "c.Level", "Level", "c.Other", None)}
-    assert chosen == {"a.b.Level": "whole", "c.Level": "short", "Level": "short", "c.Other": None, None: None}
+    chosen = {name: key.of(name) and key.of(name).text for name in ("a.b.Level", "c.Level", "d.x.Level", "c.Other", None)}
+    assert chosen == {"a.b.Level": "whole", "c.Level": "short", "d.x.Level": "longer", "c.Other": None, None: None}
 
 
 @pytest.mark.parametrize(

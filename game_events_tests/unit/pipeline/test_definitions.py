@@ -46,7 +46,7 @@ def test_rows_by_the_same_definitions_are_added_and_their_numbers_set_only_where
     table = bronze(plain)
     refuse_others(plain, table)
     assert marks_to_set(plain, table) == {}
-    assert made_by(plain) == "game_name"
+    assert made_by(plain.settings) == "game_name"
 
     computed = without_spark(tmp_path / "computed", key="a")
     marks = marks_of(computed.settings)
@@ -57,7 +57,7 @@ def test_rows_by_the_same_definitions_are_added_and_their_numbers_set_only_where
     assert as_planned(table) == {"definition": number}
     numbers = {"definition:entity": 0, "definition:key": marks["key"], "definition:time": 0}
     assert marks_to_set(computed, table) == numbers | {"definition": number}
-    assert made_by(computed) == f"game_name=key:{marks['key']:x}"
+    assert made_by(computed.settings) == f"game_name=key:{marks['key']:x}"
     back = without_spark(tmp_path / "computed")
     assert marks_to_set(back, table) == dict.fromkeys((*numbers, "definition"), 0)
 

@@ -113,7 +113,7 @@ def test_keys_are_the_same_only_if_game_entry_and_every_value_are():
 def test_a_row_belongs_to_the_entry_of_its_game_and_type_and_has_its_time():
     entries = [
         Deduplicate(key=("a",), window_h=1, games=("uno",), types=("studio.Start",)),
-        Deduplicate(key=("b",), window_h=1, games=("uno",), types=("studio.Fail",), of="arrival"),
+        Deduplicate(key=("b",), window_h=1, games=("uno",), types=("Fail",), of="arrival"),
     ]
     rows = events(a=["x"] * 4, b=["y"] * 4, _message_type=["studio.Start", "studio.Fail", "studio.End", None])
     rows = rows.append_column("_kafka_timestamp", pa.array([7, 8, 9, 10], pa.timestamp("us", "UTC")))

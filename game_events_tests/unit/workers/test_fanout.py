@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from game_events.config.type_names import TypeTables, of_type
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, is_game
-from game_events.workers.fanout import INVALID, NOT_ALLOWED, FanOut, Routing
+from game_events.workers.fanout import INVALID, NOT_ALLOWED, ColumnChoice, FanOut, Routing
 from game_events.workers.results import FanOutResult
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.support.worker_jobs import run
@@ -177,3 +178,51 @@ def test_nested_lists_that_the_jvm_sent_without_any_offset_are_sorted_and_writte
     found = run(FanOut(lakehouse, "silver", "game", rows.schema), [rows, rows]).files
     written = {game: pq.read_table(Path(lakehouse.silver(game).uri) / file.path) for game, (file,) in found.items()}
     assert {game: table.column("nested").to_pylist() for game, table in written.items()} == {"rummy": [[]] * 4, "uno": [[]] * 2}
+
+
+TYPED = pa.schema(
+    [*SCHEMA, ("_message_type", pa.string()), ("_batch", pa.int64()), ("level", pa.int64()), ("amount", pa.int64())]
+)
+OF_TYPE = {None: None, "t.Start": "start", "x.Start": "start", "t.Paid": "paid", "t.Quit": "quit"}
+type_names = st.sampled_from(list(OF_TYPE))
+
+
+typed_rows = st.lists(st.tuples(names, type_names, st.integers(1, 3)), max_size=60)
+
+
+@given(rows=typed_rows, size=st.integers(1, 20), limit=st.integers(1, 30))
+@settings(deadline=None, max_examples=40)
+def test_each_row_is_in_the_table_of_its_type_with_the_columns_of_that_type_alone(tmp_path_factory, rows, size, limit):
+    lakehouse = Lakehouse(str(tmp_path_factory.mktemp("typed")))
+    lakehouse.per_type = True
+    lakehouse.sizes = Sizes(sorted_rows=limit)
+    every = pa.table(
+        {
+            "game": pa.array([game for game, *_ in rows], pa.string()),
+            "n": pa.array(range(len(rows)), pa.int64()),
+            "_message_type": pa.array([kind for _, kind, _ in rows], pa.string()),
+            "_batch": pa.array([number for *_, number in rows], pa.int64()),
+            "level": pa.array([5 if kind == "t.Start" else None for _, kind, _ in rows], pa.int64()),
+            "amount": pa.array([7 if kind == "t.Paid" else None for _, kind, _ in rows], pa.int64()),
+        }
+    )
+    choice = ColumnChoice({"level": frozenset({"level"}), "amount": frozenset({"amount"})})
+    above = {"uno:paid": 2}
+    task = FanOut(lakehouse, "silver", "game", TYPED, Routing(reserved="__"), choice=choice, types=TypeTables(), above=above)
+    result = run(task, every.to_batches(max_chunksize=size) if rows else [])
+    assert result.failed == {}
+    wanted: dict[str, list[int]] = {}
+    for n, (game, kind, number) in enumerate(rows):
+        called = of_type(game, OF_TYPE[kind]) if is_game(game) else None
+        if called is not None and number > above.get(called, 0):
+            wanted.setdefault(called, []).append(n)
+    found = {}
+    for called, files in result.files.items():
+        for file in files:
+            table = pq.read_table(Path(lakehouse.silver(called).uri) / file.path)
+            found.setdefault(called, []).extend(table.column("n").to_pylist())
+            own = {"start": {"level"}, "paid": {"amount"}}.get(called.partition(":")[2], set())
+            assert set(table.column_names) - set(SCHEMA.names) - {"_message_type", "_batch"} <= own
+    assert {called: sorted(numbers) for called, numbers in found.items()} == wanted
+    assert {name for names in result.types.values() for name in names} >= {called for called in wanted if ":" in called}
+    assert sum(map(sum, (names.values() for names in result.refused.values()))) == sum(not is_game(game) for game, *_ in rows)

@@ -115,6 +115,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "gaps": [],
         "suppressed": 0,
         "nulled": {},
+        "rows_by_type": {},
         "expired": 0,
         "notices": [],
         "maintenance": {},

@@ -49,6 +49,7 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "ROWS_DROPPED": "rows_dropped",
         "ROWS_QUARANTINED": "rows_quarantined",
         "ROWS_DUPLICATE": "rows_duplicate",
+        "TYPES": "types",
         "BRONZE": "bronze",
         "SILVER": "silver",
         "GOLD": "gold",

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -27,9 +28,10 @@ from game_events.lakehouse.maintenance import (
 )
 from game_events.lakehouse.table_properties import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.maintenance import IncrementalMaintenance
+from game_events.pipeline.maintenance import IncrementalMaintenance, _tidy
+from game_events.pipeline.reporting.result import TableMaintenance
 from game_events_tests.support.faults import at_commit, at_failpoints
-from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, rows, staged_numbers
+from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, put, rows, staged_numbers
 
 OURS = {BATCH_INFO: "1"}
 #: Of a loop's time: tables are maintained as soon as they are due.
@@ -383,3 +385,28 @@ class TestMaintenanceOfALoop:
         done = {entry.table: entry for entry in maintenance.work()}
         assert done[table.name].error
         assert done[good.name].into == 1
+
+
+def test_a_query_for_one_message_type_reads_a_share_of_the_row_groups_of_compacted_silver(lakehouse):
+    lakehouse.sizes = dataclasses.replace(lakehouse.sizes, row_group_rows=100)
+    lakehouse.time = "at"
+    table = lakehouse.table("silver_uno_events")
+    types = [f"t.Type{n:02}" for n in range(10)]
+    for batch in range(1, 5):
+        count = 400
+        own = {"_message_type": [types[(7 * n) % 10] for n in range(count)], "at": [(n * 37) % 101 for n in range(count)]}
+        put(table, {**own, "n": range(count), "_batch": [batch] * count}, {"batch": batch}, OURS | {"bronze_batch": str(batch)})
+    before = sorted(read_arrow(table, table.open()).to_pylist(), key=str)
+    (group,) = small_files(table, table.open(), FULL_GOAL)
+    _tidy(ReplacedFiles(table), table.open(), FULL_GOAL, TableMaintenance(table.name), lakehouse)
+    assert sorted(read_arrow(table, table.open()).to_pylist(), key=str) == before
+    (name,) = committed_files(table)
+    file = pq.ParquetFile(Path(table.uri) / name)
+    bounds = []
+    for number in range(file.num_row_groups):
+        column = next(c for i in range(4) if (c := file.metadata.row_group(number).column(i)).path_in_schema == "_message_type")
+        bounds.append((column.statistics.min, column.statistics.max))
+    assert len(bounds) == 16, group
+    assert sum(low <= types[3] <= high for low, high in bounds) <= 3
+    ordered = file.read(["_message_type", "at"]).to_pylist()
+    assert ordered == sorted(ordered, key=lambda row: (row["_message_type"], row["at"]))

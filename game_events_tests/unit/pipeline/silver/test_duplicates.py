@@ -100,7 +100,7 @@ def read_hours(lakehouse, new_hours):
     for hour in range(0, 24, 3):
         put_rows(silver, [hour], 1)
     new = new_times(KEYS, bronze, pa.schema(handle.schema()), selection(handle), {"uno": 8})
-    selected = History.of(KEYS, new, {"uno": silver.open()}).files.get("uno")
+    selected = History.of(KEYS, new, {"uno": {"uno": silver.open()}}).files.get("uno")
     return [] if selected is None else [round(file.rows) for file in selected.data], new
 
 
@@ -123,7 +123,7 @@ def test_only_rows_of_later_batches_are_new_and_others_are_compared_with_them_on
     put_rows(silver, [1], 1, ["a"])
     columns = pa.schema(handle.schema())
     new = new_keys(KEYS, bronze, columns, selection(handle, 1), 1, {"uno"})
-    history = History.of(KEYS, new, {"uno": silver.open()})
+    history = History.of(KEYS, new, {"uno": {"uno": silver.open()}})
     left_out = find(lambda: None, lakehouse, KEYS, columns, new.keys, None, history)
     assert left_out.column("_row").to_pylist() == [1, 4]
     assert find(lambda: None, lakehouse, KEYS, columns, new.keys, None, History()).column("_row").to_pylist() == [4]
@@ -146,13 +146,24 @@ def test_a_table_that_changed_since_it_was_compared_with_is_compared_again(lakeh
     same = put_rows(silver, [2], 1)  # no commit of this pipeline
     other = put_rows(silver, [3], 2, txns={bronze.app: 2})
     erased = put_rows(silver, [4], 2, txns={Txn.ERASURES: 1})
-    history = History({"uno": before})
-    assert history.is_of("uno", same, bronze)
-    assert not history.is_of("uno", other, bronze)
-    assert not History({"uno": other}).is_of("uno", erased, bronze)
-    assert not history.is_of("uno", None, bronze)
-    assert not history.is_of("go", before, bronze)
-    assert history.is_of("go", None, bronze)
+    history = History({"uno": {"uno": before}})
+    assert history.is_of("uno", {"uno": same}, bronze)
+    assert not history.is_of("uno", {"uno": other}, bronze)
+    assert not History({"uno": {"uno": other}}).is_of("uno", {"uno": erased}, bronze)
+    assert not history.is_of("uno", {}, bronze)
+    assert not history.is_of("go", {"go": before}, bronze)
+    assert history.is_of("go", {}, bronze)
+
+
+def test_the_tables_of_a_games_message_types_are_compared_with_too(lakehouse):
+    bronze = BronzeIdentity("id")
+    own, paid = (put_rows(lakehouse.silver(name), [1], 1, txns={bronze.app: 1}) for name in ("uno", "uno:paid"))
+    history = History({"uno": {"uno": own, "uno:paid": paid}})
+    assert history.is_of("uno", {"uno": own, "uno:paid": paid}, bronze)
+    ahead = put_rows(lakehouse.silver("uno:paid"), [2], 2, txns={bronze.app: 2})
+    assert not history.is_of("uno", {"uno": own, "uno:paid": ahead}, bronze)
+    assert not history.is_of("uno", {"uno": own}, bronze), "one is gone"
+    assert not history.is_of("uno", {"uno": own, "uno:paid": paid, "uno:start": paid}, bronze), "one is new"
 
 
 def test_doctor_says_what_is_looked_for(tmp_path):

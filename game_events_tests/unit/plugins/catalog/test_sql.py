@@ -13,7 +13,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from game_events.decoding.columns import ColumnMap, Field
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.columns import bronze_schema
 from game_events.lakehouse.tables import Lakehouse, paths
 from game_events.plugins.catalog.sql import TablesSql
 from game_events_tests.support.tables import put
@@ -249,3 +252,31 @@ def test_history_says_what_each_version_was(cli, lakehouse):
     shown = cli("history", "silver_a_events", "--limit", "2")
     assert "only 2 versions are shown" in shown.out
     assert "restore" in shown.out
+
+
+def test_each_message_type_of_a_game_is_a_view_with_its_own_columns(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path))
+    owners = [("game_name", "t.Start", "t.Paid"), ("level", "t.Start"), ("amount", "t.Paid")]
+    columns = ColumnMap()
+    fields = {kind: [] for kind in ("t.Start", "t.Paid")}
+    for number, (name, *kinds) in enumerate(owners, 1):
+        for kind in kinds:
+            fields[kind].append(Field(number, name, pa.string()))
+    for kind, of_kind in fields.items():
+        columns = columns.with_message(kind, of_kind)
+    wanted = ("_message_type", "game_name", "level", "amount", "_batch")
+    schema = pa.schema([field for field in bronze_schema(columns) if field.name in wanted])
+    rows = [
+        {"_message_type": "t.Start", "game_name": "a", "level": "3", "_batch": 1},
+        {"_message_type": "t.Paid", "game_name": "a", "amount": "7", "_batch": 1},
+        {"_message_type": None, "game_name": "a", "_batch": 1},
+    ]
+    add(lakehouse.table("silver_a_events"), schema, rows, 1)
+    with TablesSql(lakehouse) as tables:
+        names, found = tables.query("SELECT * FROM silver_a__start_events")
+        assert (names, list(found)) == (["_message_type", "_batch", "game_name", "level"], [("t.Start", 1, "a", "3")])
+        _, found = tables.query("SELECT count(*) FROM silver_a__paid_events JOIN silver_a__start_events USING (game_name)")
+        assert list(found) == [(1,)]
+        for unknown in ("silver_a__other_events", "silver_b__paid_events"):
+            with pytest.raises(ConfigurationError, match=f"no table '{unknown}'"):
+                tables.query(f"SELECT * FROM {unknown}")
