@@ -84,6 +84,19 @@ class SeveralSettings(SettingsGroup):
         return value
 
     @model_validator(mode="after")
+    def _types_are_bounded(self) -> Self:
+        """With a table for each type, records must not choose how many tables there are."""
+        all_types = getattr(self, "silver_per", "entity") == "entity_and_type" and not getattr(self, "silver_types", ())
+        for one in settings_or_each(self) if all_types else []:
+            for topic, entry in getattr(one, "decoding", {}).items():
+                if entry.type_field is not None or entry.cloudevents:
+                    raise ValueError(
+                        f"GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_TYPES, as records of {topic} say "
+                        "themselves of which type they are (`type_field`, `cloudevents`): name those that get tables"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _one_list_of_files(self) -> Self:
         if not self.sources:
             return self

@@ -138,3 +138,13 @@ def test_ids_of_the_top_levels_registry_are_plain_whatever_the_order_and_others_
         "four": "",
     }
     assert registry_names(load_settings(**top, sources={"two": b, "one": a})) == {"two": "two", "one": ""}
+
+
+@pytest.mark.parametrize("how", [{"type_field": "event"}, {"cloudevents": True}])
+def test_records_that_name_their_type_do_not_choose_how_many_tables_there_are(how):
+    decoding = {"bare": {"format": "json", **how}}
+    for given in ({"decoding": decoding}, {"sources": {"eu": {"decoding": decoding}}}):
+        with pytest.raises(ConfigurationError, match="SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_TYPES"):
+            load_settings(silver_per="entity_and_type", **given)
+        assert load_settings(silver_per="entity_and_type", silver_types="move", **given)
+        assert load_settings(**given)
