@@ -8,6 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from game_events.lakehouse.data.reading import FileSelection
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.tables import paths
 from game_events.pipeline.gold import execute as module
@@ -71,9 +72,9 @@ def test_rows_of_every_type_are_the_same_by_spark_by_workers_and_by_both(tmp_pat
     monkeypatch.setattr(module, "SMALL_FILE_ROWS", -1)
     assert rows() == by_workers
     monkeypatch.setattr(module, "BOTH_S", 0)
-    split = type(plans["wide"].new).split
+    split = FileSelection.split
     monkeypatch.setattr(module, "SMALL_FILE_ROWS", 5_000)
-    monkeypatch.setattr(type(plans["wide"].new), "split", lambda s, n, size: split(s, n if "uno" in s.root else -1, size))
+    monkeypatch.setattr(FileSelection, "split", lambda s, n, size: split(s, n if "uno" in s.root else -1, size))
     assert rows() == by_workers
 
 
