@@ -29,10 +29,10 @@ from game_events.workers.decode import BronzeTask
 decode = BatchDecoder.decode
 
 
-def watched(decoder, values, headers=None):
+def watched(decoder, values, headers=None, registry=""):
     if any(b"deadly" in value for value in values.to_pylist()):
         faulthandler._sigsegv()
-    return decode(decoder, values, headers)
+    return decode(decoder, values, headers, registry)
 
 
 class DeadlyTask(BronzeTask):
