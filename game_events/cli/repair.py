@@ -17,7 +17,7 @@ import typer
 from game_events.cli.dagster_run import finish, run_job, show_run
 from game_events.cli.output import Json, Output, harmless, words
 from game_events.config.settings import load_settings
-from game_events.config.several import registry_names
+from game_events.config.sources.several import registry_names
 from game_events.decoding.frame import Reason
 from game_events.lakehouse.commits.migration import Change, apply, changes
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, ids_of_rows, is_sourced, places

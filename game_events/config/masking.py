@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 from pydantic import SecretStr
 
-from game_events.config.kafka_login import TOKEN_URL
 from game_events.config.settings import Settings, groups_of, load_settings
-from game_events.config.several import settings_of_each
+from game_events.config.sources.kafka_login import TOKEN_URL
+from game_events.config.sources.several import settings_of_each
 from game_events.errors import ConfigurationError
 
 MASK = "***"

@@ -21,9 +21,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode
 
-from game_events.config import kafka_login
 from game_events.config.names import Names, problem
-from game_events.config.topic_decoding import TopicDecoding, require_patterns
+from game_events.config.sources import kafka_login
+from game_events.config.sources.topic_decoding import TopicDecoding, require_patterns
 from game_events.config.type_names import SEPARATOR, TypeTables
 from game_events.errors import ConfigurationError
 from game_events.plugin import installed

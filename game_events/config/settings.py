@@ -30,7 +30,7 @@ from pydantic_settings import (
 )
 from yaml import YAMLError
 
-from game_events.config.definitions import DefinitionSettings
+from game_events.config.definitions.settings import DefinitionSettings
 from game_events.config.pipeline_settings import (
     ENV_PREFIX,
     DiscoverySettings,
@@ -42,8 +42,8 @@ from game_events.config.pipeline_settings import (
     StorageSettings,
     TableSettings,
 )
-from game_events.config.registry_settings import RegistryLoginSettings
-from game_events.config.several import PARTED, SeveralSettings, is_of_source
+from game_events.config.sources.registry_login import RegistryLoginSettings
+from game_events.config.sources.several import PARTED, SeveralSettings, is_of_source
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
@@ -168,7 +168,7 @@ class Settings(
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
         env_file=".env",
-        # Of one setting of one source (`config.several`).
+        # Of one setting of one source (`config.sources.several`).
         env_nested_delimiter="__",
         extra="ignore",
         frozen=True,

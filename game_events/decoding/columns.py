@@ -22,7 +22,7 @@ import pyarrow as pa
 from game_events.errors import folded
 
 if TYPE_CHECKING:  # its libraries would be imported by the compiler's child and by workers
-    from game_events.config.computed import Definitions
+    from game_events.config.definitions.computed import Definitions
     from game_events.config.settings import Settings
 
 #: uint64 as Spark and Delta can hold it.

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.config.computed import Definitions
+from game_events.config.definitions.computed import Definitions
 from game_events.decoding import compiler_child
 from game_events.decoding import frame as frames
 from game_events.decoding.avro_decoder import AvroDecoder

@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.computed import RESERVED_GAMES, is_name
+from game_events.config.definitions.computed import RESERVED_GAMES, is_name
 from game_events.config.names import FORMER_OWN, OWN, PROGRESS, Names
 from game_events.config.settings import Settings
 from game_events.config.type_names import SEPARATOR, TYPE_MARK, game_of, of_type, type_of

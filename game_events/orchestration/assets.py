@@ -18,7 +18,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from game_events.config.settings import Settings
-from game_events.config.several import settings_or_each
+from game_events.config.sources.several import settings_or_each
 from game_events.config.type_names import SEPARATOR, TYPE_MARK, of_type
 from game_events.decoding.columns import type_name
 from game_events.extending import GoldAggregate

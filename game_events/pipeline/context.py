@@ -13,12 +13,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from game_events.config.computed import Definitions
-from game_events.config.definitions import definitions_of
+from game_events.config.definitions.computed import Definitions
+from game_events.config.definitions.settings import definitions_of
 from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
-from game_events.config.several import settings_of_each
+from game_events.config.sources.several import settings_of_each
 from game_events.decoding.columns import ColumnMap, ValueRules, kept_columns
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError

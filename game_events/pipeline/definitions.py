@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.config.definitions import marks_of, number_of
+from game_events.config.definitions.settings import marks_of, number_of
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ColumnMap, column_of, computed_types, kept_columns, kind_of

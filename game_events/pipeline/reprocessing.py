@@ -29,7 +29,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.config.masking import without_secrets
-from game_events.config.several import registry_names
+from game_events.config.sources.several import registry_names
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError, many

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from game_events.config import network
 from game_events.config.settings import Settings
-from game_events.config.several import settings_or_each
+from game_events.config.sources.several import settings_or_each
 from game_events.errors import ConfigurationError
 from game_events.plugin import Plugin, installed
 from game_events.sources.source import Partition, Source, SourceContext

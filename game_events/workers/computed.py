@@ -1,4 +1,4 @@
-"""Game, player and time of decoded rows by the SQL expressions of the settings (`config.computed`), in DuckDB.
+"""Game, player and time of decoded rows by the SQL expressions of the settings (`config.definitions`), in DuckDB.
 
 One query for each batch and message type, over Arrow columns. A name means the decoded field, of any kind; one that a type
 lacks is NULL. A row in which an expression fails has NULL, and is counted; so are all rows of a message type to whose columns
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.config.computed import Computed, Definitions, EntityNames, Expression, is_name
+from game_events.config.definitions.computed import Computed, Definitions, EntityNames, Expression, is_name
 from game_events.decoding.columns import TIMESTAMP_RANGE, ColumnMap, column_of, computed_types
 from game_events.decoding.decoder import DecodedBatch, GoodRows
 from game_events.lakehouse.data.columns import MESSAGE_TYPE, OWN_COLUMNS
@@ -231,7 +231,7 @@ class Computation:
     @property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         if self._opened is None:
-            from game_events.config.expressions import connection  # noqa: PLC0415 - imports DuckDB
+            from game_events.config.definitions.expressions import connection  # noqa: PLC0415 - imports DuckDB
 
             self._opened = connection()
         return self._opened

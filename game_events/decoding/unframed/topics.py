@@ -34,7 +34,7 @@ from game_events.decoding.unframed.inferred import KINDS, TopicDocuments, inferr
 
 if TYPE_CHECKING:  # its libraries would be imported by workers
     from game_events.config.settings import Settings
-    from game_events.config.topic_decoding import TopicDecoding
+    from game_events.config.sources.topic_decoding import TopicDecoding
 
 SETTING = "GAME_EVENTS_DECODING"
 #: Kinds of names of schemas: a subject, its newest version or `@` a number; an id; a file.

@@ -29,7 +29,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from game_events.config.several import settings_or_each
+from game_events.config.sources.several import settings_or_each
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConfigurationError, ConflictError, GameEventsError, first_few

@@ -15,7 +15,7 @@ from itertools import groupby
 from deltalake import DeltaTable
 
 from game_events.config.settings import SETTING, Settings
-from game_events.config.several import settings_of_each
+from game_events.config.sources.several import settings_of_each
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.lakehouse.tables import QUARANTINE, is_silver

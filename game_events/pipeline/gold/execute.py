@@ -43,7 +43,7 @@ from game_events.pipeline.fanout import OnePass, write_game_files
 from game_events.pipeline.gold import plan
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commented, has_shipped_columns, silver_columns
 from game_events.pipeline.quality import out_of_stack, require_valid, violated
-from game_events.pipeline.silver.stage import run_time_failure
+from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost

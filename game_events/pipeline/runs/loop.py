@@ -22,7 +22,7 @@ from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_even
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
-from game_events.config.several import settings_or_each
+from game_events.config.sources.several import settings_or_each
 from game_events.errors import ReadOnlyError, TransientError, first_line
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED

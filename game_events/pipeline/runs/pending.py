@@ -19,7 +19,7 @@ from itertools import chain
 from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings
-from game_events.config.several import settings_of_each
+from game_events.config.sources.several import settings_of_each
 from game_events.config.type_names import game_of
 from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.group import for_games, opened

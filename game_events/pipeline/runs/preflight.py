@@ -27,7 +27,7 @@ from game_events.config.names import measures
 from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
-from game_events.config.several import registry_names, settings_of_each, settings_or_each
+from game_events.config.sources.several import registry_names, settings_of_each, settings_or_each
 from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.config.computed import Definitions
+from game_events.config.definitions.computed import Definitions
 from game_events.decoding.columns import ColumnMap, Field, Kept, ValueRules, computed_types, field_key
 from game_events.decoding.comments import NO_COMMENTS, Comments, clean, read_comments
 from game_events.decoding.decoder import (

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from game_events.config.computed import GAME_PATTERN, RESERVED_GAMES
+from game_events.config.definitions.computed import GAME_PATTERN, RESERVED_GAMES
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter

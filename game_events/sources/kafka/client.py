@@ -15,8 +15,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from game_events.config.kafka_login import OPTIONS, TOKEN_URL, TOKENS, tokens_of
 from game_events.config.settings import Settings
+from game_events.config.sources.kafka_login import OPTIONS, TOKEN_URL, TOKENS, tokens_of
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
 from game_events.plugin import installed
 

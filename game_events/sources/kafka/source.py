@@ -30,11 +30,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from pyspark.sql import Column
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from game_events.config.kafka_login import TOKEN_URL, described, tokens_of
 from game_events.config.masking import value_of
 from game_events.config.network import at_loopback, is_loopback
 from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
+from game_events.config.sources.kafka_login import TOKEN_URL, described, tokens_of
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, TransientError, many
 from game_events.sources.factory import since

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from game_events.config.settings import Settings
-from game_events.config.several import registry_names, settings_of_each
+from game_events.config.sources.several import registry_names, settings_of_each
 from game_events.decoding.frame import RegistrySchema, SchemaId, bare, named, registry_of
 from game_events.errors import ConfigurationError, TransientError
 from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion

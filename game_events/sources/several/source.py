@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from game_events.config.masking import without_secrets
 from game_events.config.network import begin_call
 from game_events.config.settings import Settings
-from game_events.config.several import registry_names, settings_of_each
+from game_events.config.sources.several import registry_names, settings_of_each
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import RegistrySchema, named
 from game_events.errors import ConfigurationError, GameEventsError, TransientError, first_line

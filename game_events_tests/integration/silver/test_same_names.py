@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import folded
 from game_events.extending import DECLARATION, silver_transformation
-from game_events.pipeline.silver.stage import transformed
+from game_events.pipeline.silver.transformations import transformed
 from game_events.spark.schemas import quoted
 
 PAIRS = {

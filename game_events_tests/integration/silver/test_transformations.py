@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ExtensionError
 from game_events.extending import DECLARATION, silver_transformation
-from game_events.pipeline.silver.stage import transformed
+from game_events.pipeline.silver.transformations import transformed
 
 SOURCE = pa.schema([("game", pa.string()), ("n", pa.int64()), ("_kafka_offset", pa.int64()), ("_batch", pa.int64())])
 ROWS = [("chess", 1, 0, 1), ("uno", 2, 1, 1), ("poker", 3, 2, 1), (None, 4, 3, 1)]

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from game_events.config.definitions import marks_of, number_of
+from game_events.config.definitions.settings import marks_of, number_of
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.errors import ConfigurationError

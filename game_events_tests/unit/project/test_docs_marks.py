@@ -14,7 +14,7 @@ import yaml
 
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import settings_class
-from game_events.config.several import is_of_source
+from game_events.config.sources.several import is_of_source
 from game_events_tests.support.docs.pages import NOT_RUN, PAGES, ROOT, RUN_BY, Block, blocks, inline_code
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.docs.shell import Shell, bare_environment

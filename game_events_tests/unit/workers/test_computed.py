@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from game_events.config.definitions import definitions_of
+from game_events.config.definitions.settings import definitions_of
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodedBatch, GoodRows

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError, GameEventsError, TransientError, UserCodeError
 from game_events.lakehouse.storage import store_errors_named
-from game_events.pipeline.silver.stage import run_time_failure
+from game_events.pipeline.silver.transformations import run_time_failure
 
 ROOT = "s3://bucket/lake"
 AWAY = "Generic S3 error: Error performing HEAD http://127.0.0.1:9/bucket/x in 2s, after 9 retries, error sending request"

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from game_events.config.computed import OTHERS, Computed, Definitions, EntityNames, NameRule
-from game_events.config.expressions import parsed, require_zone
+from game_events.config.definitions.computed import OTHERS, Computed, Definitions, EntityNames, NameRule
+from game_events.config.definitions.expressions import parsed, require_zone
 from game_events.config.pipeline_settings import ENV_PREFIX, DomainSettings
 
 #: The settings with expressions.

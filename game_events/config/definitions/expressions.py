@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from game_events.config.computed import HEADERS_NAME, OWN_NAMES, Expression
+from game_events.config.definitions.computed import HEADERS_NAME, OWN_NAMES, Expression
 
 if TYPE_CHECKING:
     import duckdb

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from game_events.config.computed import EntityNames
-from game_events.config.definitions import definitions_of, marks_of
+from game_events.config.definitions.computed import EntityNames
+from game_events.config.definitions.settings import definitions_of, marks_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 

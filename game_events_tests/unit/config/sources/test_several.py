@@ -6,7 +6,7 @@ import pytest
 
 from game_events.config.masking import mask
 from game_events.config.settings import load_settings, misspelt
-from game_events.config.several import registry_names, settings_of_each, settings_or_each
+from game_events.config.sources.several import registry_names, settings_of_each, settings_or_each
 from game_events.errors import ConfigurationError
 from game_events.pipeline.event_log import _masked_settings
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from game_events.config.kafka_login import MECHANISMS, described, problem
 from game_events.config.settings import load_settings
+from game_events.config.sources.kafka_login import MECHANISMS, described, problem
 from game_events.errors import ConfigurationError
 
 SECRET = "pl4nted"

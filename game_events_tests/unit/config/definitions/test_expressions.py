@@ -2,7 +2,7 @@
 
 import pytest
 
-from game_events.config.expressions import connection, parsed
+from game_events.config.definitions.expressions import connection, parsed
 
 
 @pytest.mark.parametrize(

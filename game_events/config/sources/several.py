@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from game_events.config.pipeline_settings import FileSettings, SettingsGroup, SourceSettings
-from game_events.config.registry_settings import RegistryLoginSettings
+from game_events.config.sources.registry_login import RegistryLoginSettings
 
 #: A source's name: part of keys, of names of assets and of variables of the environment.
 NAME = r"[a-z0-9]+(_[a-z0-9]+)*"

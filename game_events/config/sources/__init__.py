@@ -1,0 +1,1 @@
+"""Settings of sources of records: logins, topics without frames, several sources."""
