@@ -71,7 +71,7 @@ class SchemaName(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicRule:
-    """The rule of a topic, see `config.topic_decoding.TopicDecoding`.
+    """The rule of a topic, see `config.sources.topic_decoding.TopicDecoding`.
 
     Attributes:
         format: as registries name it.
