@@ -45,7 +45,7 @@ INDEXES = {
 }  # fmt: skip
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Gives one schema back, in one of the forms that registries have."""
 
     url = "http://registry"
