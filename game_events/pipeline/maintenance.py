@@ -1,7 +1,8 @@
 """Maintenance of tables: compaction, deletion of old files, shorter logs; of all of them, or between two cycles of a loop.
 
-Guarantee: no row and no progress changes; a version that a reader opened less than the retention ago stays readable; staged
-files stay. What a concurrent writer prevents, or an error of one table, is done the next time, and ends neither run nor loop.
+Guarantee: no row and no progress changes; the versions that are promised stay readable (`lakehouse/commits/versions.py`), and
+staged files stay. What a concurrent writer prevents, or an error of one table, is done the next time, and ends neither run nor
+loop.
 """
 
 import logging
@@ -18,15 +19,13 @@ from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.group import for_games, guarded
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import unchecked_restore
+from game_events.lakehouse.commits.versions import OldVersions, delete_files
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.maintenance import (
     FULL_GOAL,
     LOOP_GOAL,
     Goal,
-    ReplacedFiles,
-    delete_files,
     first_groups,
     join_files,
     orphans,
@@ -61,6 +60,8 @@ TABLES_AT_ONCE = 4
 LOG_ENTRIES = 10
 #: In a loop a table is due after so many commits, or so many seconds after one.
 COMMITS, SECONDS = 16, 300.0
+#: Older versions are thinned out as often as this: it lists the log. Without commits their time comes all the same.
+THIN_OUT_S, IDLE_S = 60.0, 3_600.0
 #: Maximum share of the loop's time (`IncrementalMaintenance.share`).
 SHARE = 0.1
 #: Seconds of maintenance between two cycles at most: saved up over short cycles, and for one long cycle. All tables become due
@@ -105,9 +106,14 @@ class IncrementalMaintenance:
     most_saved_s: float = MOST_SAVED_S
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
-    _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
+    _versions: dict[str, OldVersions] = field(default_factory=dict)
+    _thinned_at: dict[str, float] = field(default_factory=dict)
     _budget_s: float = 0.0
     _last: float = field(default_factory=time.monotonic)
+
+    @property
+    def _thin_out_s(self) -> float:
+        return min(THIN_OUT_S, self.lakehouse.retention.every_s)
 
     def note(self, tables: Iterable[str]) -> None:
         """Count a commit to each table of a cycle, and to the tables that every cycle commits to."""
@@ -132,8 +138,9 @@ class IncrementalMaintenance:
         return done
 
     def _due(self, clock: float) -> list[str]:
-        waiting = {name for name, log_ in self._logs.items() if log_.waiting}
-        late = {n for n in self._commits.keys() | waiting if clock - self._checked_at.get(n, 0.0) >= SECONDS}
+        waits_s = dict.fromkeys((name for name, versions in self._versions.items() if versions.waiting), IDLE_S)
+        waits_s |= dict.fromkeys(self._commits, SECONDS)
+        late = {name for name, wait_s in waits_s.items() if clock - self._checked_at.get(name, 0.0) >= wait_s}
         due = {name for name, commits in self._commits.items() if commits >= COMMITS} | late
         # So each has its turn, however many commits the others have.
         return sorted(due, key=lambda name: self._checked_at.get(name, 0.0))
@@ -142,8 +149,16 @@ class IncrementalMaintenance:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
-        known = self._logs.setdefault(name, ReplacedFiles(table))
-        done = _maintained(table, lambda _, handle, done: _tidy(known, handle, LOOP_GOAL, done))
+        versions = self._versions.setdefault(name, OldVersions(table))
+        thins_out = self._checked_at[name] - self._thinned_at.get(name, float("-inf")) >= self._thin_out_s
+
+        def work(table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
+            handle = _tidy(table, handle, LOOP_GOAL, done)
+            if thins_out:
+                _thin_out(versions, handle, done)
+                self._thinned_at[name] = self._checked_at[name]
+
+        done = _maintained(table, work)
         if done.error:
             log.warning("maintenance=failed table=%s why=%r", name, done.error)
         if done.error or done.skipped:
@@ -168,13 +183,12 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
 
 
 def _tidy(
-    known: ReplacedFiles, handle: DeltaTable, goal: Goal, done: TableMaintenance, lakehouse: Lakehouse | None = None
+    table: Table, handle: DeltaTable, goal: Goal, done: TableMaintenance, lakehouse: Lakehouse | None = None
 ) -> DeltaTable:
-    """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version.
+    """Compact a table; returns the newest version.
 
     `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too.
     """
-    table = known.table
     if table.retention.apply(table.key, handle):
         handle = table.open() or handle
     groups = _groups_of(table, handle, goal)
@@ -187,11 +201,14 @@ def _tidy(
     handle = (table.open() or handle) if groups else handle
     if lakehouse is not None:
         handle = _renewed(table, handle, done)
-    known.read_log(handle)
-    done.replaced += known.delete(table.retention.seconds(table.key))
-    done.waiting = len(known.waiting)
     done.files = len(paths(handle))
     return handle
+
+
+def _thin_out(versions: OldVersions, handle: DeltaTable, done: TableMaintenance) -> None:
+    """Thin out a table's older versions, and delete the files that none needs any more."""
+    done.replaced += versions.thin_out(handle)
+    done.waiting = versions.waiting
 
 
 def _renewed(table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
@@ -247,16 +264,16 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
 
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
-    known = ReplacedFiles(table)
-    handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse)
-    orphans = _orphans(pipeline, table, known, dry_run=False)
+    handle = _tidy(table, handle, FULL_GOAL, done, pipeline.lakehouse)
+    versions = OldVersions(table)
+    _thin_out(versions, handle, done)
+    orphans = _orphans(pipeline, table, versions, dry_run=False)
     done.orphan_bytes += sum(orphans.values())
     done.orphans += delete_files(table, sorted(orphans), pipeline.settings.orphan_retention_h * 3600)
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
-    if known.entries > LOG_ENTRIES:
+    if versions.entries > LOG_ENTRIES:
         handle.create_checkpoint()
         failpoints.reach("checkpoint_written", table.name)
-    TableLog(table).delete_expired(table.retention.seconds(table.key))
 
 
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
@@ -268,17 +285,17 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     outdated = [file for file in outdated_files(handle) if file.path not in merged]
     done.renewed = sum(map(len, first_groups(outdated)))
     done.outdated = len(outdated) - done.renewed
-    known = ReplacedFiles(table)
-    known.read_log(handle)
-    done.replaced = len(known.due(table.retention.seconds(table.key)))
-    done.waiting = len(known.waiting) - done.replaced
+    versions = OldVersions(table)
+    todo = versions.plan(handle)
+    done.replaced = len(todo.files)
+    done.waiting = todo.waiting
     done.files = len(paths(handle))
-    orphans = _orphans(pipeline, table, known, dry_run=True)
+    orphans = _orphans(pipeline, table, versions, dry_run=True)
     done.orphans = len(orphans)
     done.orphan_bytes = sum(orphans.values())
 
 
-def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> dict[str, int]:
+def _orphans(pipeline: Pipeline, table: Table, versions: OldVersions, *, dry_run: bool) -> dict[str, int]:
     age = pipeline.settings.orphan_retention_h * 3600
     keep = listed_files(pipeline, age, dry_run=dry_run) if table.key == QUARANTINE else ()
-    return orphans(table, age, known, keep)
+    return orphans(table, age, versions, keep)

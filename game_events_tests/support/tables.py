@@ -64,6 +64,16 @@ def grow_old(table):
         os.utime(entry, (time.time() - 2,) * 2)
 
 
+def forget_older(table):
+    """Delete entries and checkpoints before the newest checkpoint, whatever their age; returns how many."""
+    log = Path(table.uri, "_delta_log")
+    newest = max(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
+    older = [file for file in log.glob("0*") if int(file.name[:20]) < newest]
+    for file in older:
+        file.unlink()
+    return len(older)
+
+
 def data_files(table):
     """Names of the Parquet files on disk, committed or not."""
     return {f.name for f in Path(table.uri).glob("*.parquet")}
