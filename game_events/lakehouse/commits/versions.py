@@ -11,12 +11,14 @@ Source: Delta Lake protocol, "Checkpoints", "Action Reconciliation", "Metadata C
 """
 
 import json
+import os
 import time
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -27,7 +29,7 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.log import CHECKPOINT, TableLog, version_of
+from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, TableLog, version_of
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.open_table import UNFINISHED
@@ -170,11 +172,18 @@ class OldVersions:
         todo = self.plan(handle)
         self.waiting = todo.waiting
         for version in todo.checkpoints:
-            DeltaTable(self.table.uri, version, self.table.options).create_checkpoint()
-            failpoints.reach("version_kept", self.table.name)
+            self._keep(version)
         deleted = self._delete_files(todo.files)
         self._delete_log(todo.log)
         return deleted
+
+    def _keep(self, version: int) -> None:
+        """Give a version a checkpoint, which is on the disk before anything else of that version goes."""
+        DeltaTable(self.table.uri, version, self.table.options).create_checkpoint()
+        if self.table.is_local:
+            with Path(self.table.uri, FOLDER, f"{version:020}{CHECKPOINT}").open("rb") as written:
+                os.fsync(written.fileno())
+        failpoints.reach("version_kept", self.table.name)
 
     def plan(self, handle: DeltaTable) -> Thinning:
         """What `thin_out` would do now."""
@@ -192,7 +201,7 @@ class OldVersions:
             listed = LogFiles.of(self._log)
             versions = {v for v in listed.entries.keys() | listed.based if last is None or v <= last}
             with suppress(FileNotFoundError):
-                return self._named_by(listed, versions) | set(paths(handle))
+                return self._named_by(listed, versions, listed.entries) | set(paths(handle))
         raise ConflictError(f"{self.table.name}: its log keeps changing: other maintenance is at work")
 
     def _plan(self, listed: LogFiles, handle: DeltaTable) -> Thinning:
@@ -203,8 +212,8 @@ class OldVersions:
         gone = [info for info in listed.all if version_of(info) < below and version_of(info) not in keep]
         new = [v for v in sorted(keep) if 0 < v < below and v not in listed.checkpoints and v - 1 not in keep]
         live = set(paths(handle))
-        named = self._named_by(listed, keep) | set(chain.from_iterable(map(self._files_at, new)))
-        files = self._named_by(listed, {version_of(info) for info in gone}) - named - live
+        named = self._named_by(listed, keep, keep) | set(chain.from_iterable(map(self._files_at, new)))
+        files = self._named_by(listed, {version_of(info) for info in gone}, listed.entries) - named - live
         since = time.time() - self.table.retention.every_s
         # The newest first: what a kill leaves can be read.
         log = (*(info for info in listed.unfinished if _time(info) < since), *reversed(gone))
@@ -242,11 +251,10 @@ class OldVersions:
             return [newest]  # people were erased since
         kept_s = max(self.table.retention.every_s, self.table.retention.seconds(self.table.key))
         now = time.time()
-        first = min(listed.entries, default=0)
         last = listed.newest_at(now - kept_s)
+        begin = max((version for version in listed.based if version <= last), default=min(listed.entries, default=0))
         # Not at once: a version that expires each hour would have a checkpoint made each hour.
-        is_overdue = listed.newest_at(now - kept_s * OVERDUE) > first
-        return [last] if is_overdue and not any(first < version <= last for version in listed.based) else []
+        return [last] if listed.newest_at(now - kept_s * OVERDUE) > begin else []
 
     def _before_erasure(self, listed: LogFiles, newest: int) -> set[int]:
         """Versions with other marks of erasures than the newest one: rows of theirs were erased since."""
@@ -265,10 +273,10 @@ class OldVersions:
             by_version[version] = marks
         return by_version
 
-    def _named_by(self, listed: LogFiles, versions: Collection[int]) -> set[str]:
-        """Paths of files that versions add, or that those have which begin without the one before."""
+    def _named_by(self, listed: LogFiles, versions: Collection[int], entries: Collection[int]) -> set[str]:
+        """Paths of files that versions add, or that those have which begin without the one before, if these entries are there."""
         added = (self._entry(listed, v).paths for v in versions if v in listed.entries)
-        had = (self._checkpoint(listed, v).paths for v in versions if listed.begins(v))
+        had = (self._checkpoint(listed, v).paths for v in versions if v in listed.based and v - 1 not in entries)
         return set(chain(chain.from_iterable(added), chain.from_iterable(had)))
 
     def _files_at(self, version: int) -> list[str]:

@@ -59,8 +59,9 @@ class Arena:
             "GAME_EVENTS_RETRY_DELAY_S": "0.5",
             "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH": "true",
             # Replaced files go after a minute: a reader has its snapshot for as long.
-            "GAME_EVENTS_RETENTION_H": "0.02",
-            "GAME_EVENTS_DERIVED_RETENTION_H": "0.02",
+            "GAME_EVENTS_EVERY_VERSION_H": "0.02",
+            "GAME_EVENTS_REPLACED_FILES_H": "0.02",
+            "GAME_EVENTS_DERIVED_REPLACED_FILES_H": "0.02",
             "GAME_EVENTS_RULES": json.dumps(RULES),
             "GAME_EVENTS_SCHEMA_REGISTRY_USER": "chaos",
             "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD": SECRET,

@@ -241,7 +241,9 @@ def declare(world: World, draw: Random) -> None:
 
 def tidy(world: World, draw: Random) -> None:
     """Maintenance, perhaps with no retention, so that replaced files are deleted; perhaps killed."""
-    more = {"retention_h": 1e-4, "derived_retention_h": 1e-4} if draw.random() < 0.5 else {}
+    more = (
+        dict.fromkeys(("every_version_h", "replaced_files_h", "derived_replaced_files_h"), 1e-4) if draw.random() < 0.5 else {}
+    )
     world.attempt(maintain, _place(draw) if draw.random() < 0.3 else 0, pipeline=world.pipeline(**more))
 
 

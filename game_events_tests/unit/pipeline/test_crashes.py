@@ -35,17 +35,17 @@ POINTS = (
     "renewed_committed:gold_uno_player_agg",
 )
 #: Long enough for nobody: what is replaced may go at once.
-AT_ONCE = 1e-6
+TIMES = dict.fromkeys(("every_version_h", "replaced_files_h", "derived_replaced_files_h"), 1e-6)
 
 
 @pytest.fixture
 def maintained(tmp_path: Path) -> Pipeline:
-    return without_spark(tmp_path, retention_h=AT_ONCE, derived_retention_h=AT_ONCE, orphan_retention_h=1)
+    return without_spark(tmp_path, **TIMES, orphan_retention_h=1)
 
 
 def killed(pipeline: Pipeline, point: str, log: Path) -> None:
     """`maintain` in a process of its own, which SIGKILL ends at a point."""
-    times = {"retention_h": str(AT_ONCE), "derived_retention_h": str(AT_ONCE)}
+    times = {name: str(hours) for name, hours in TIMES.items()}
     driver = start_driver(pipeline.settings, None, log, point, "maintain", **times)
     assert wait_all([driver], 900) == [-signal.SIGKILL], (point, log.read_text())
 
