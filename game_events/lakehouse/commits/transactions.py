@@ -380,14 +380,13 @@ class Version:
     info: Mapping[str, Any]
 
 
-def versions(table: Table, newest: int, limit: int) -> Iterator[Version]:
-    """The newest versions of a table, the newest first, as far as its log reaches."""
+def versions(table: Table, numbers: Iterable[int]) -> Iterator[Version]:
+    """What the log says of versions of a table, without those of which it has no entry any more."""
     log = TableLog(table)
-    for number in range(newest, max(-1, newest - limit), -1):
+    for number in numbers:
         actions = log.actions(number)
-        if not actions:  # older entries are cleaned up
-            return
-        yield _version(number, actions)
+        if actions:
+            yield _version(number, actions)
 
 
 def _version(number: int, actions: list[dict[str, Any]]) -> Version:

@@ -274,7 +274,7 @@ class OldVersions:
         return by_version
 
     def _named_by(self, listed: LogFiles, versions: Collection[int], entries: Collection[int]) -> set[str]:
-        """Paths of files that versions add, or that those have which begin without the one before, if these entries are there."""
+        """Paths of files that versions add, and of all that those have whose version before is not among these entries."""
         added = (self._entry(listed, v).paths for v in versions if v in listed.entries)
         had = (self._checkpoint(listed, v).paths for v in versions if v in listed.based and v - 1 not in entries)
         return set(chain(chain.from_iterable(added), chain.from_iterable(had)))
@@ -381,6 +381,11 @@ def _marks_in(ids: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 def _time(info: pafs.FileInfo) -> float:
     return float(info.mtime.timestamp()) if info.mtime is not None else 0.0
+
+
+def readable_versions(table: Table) -> list[int]:
+    """Versions of a table that can be read, the oldest first; one listing."""
+    return LogFiles.of(TableLog(table)).readable()
 
 
 def thin_out_long_log(table: Table, handle: DeltaTable) -> None:

@@ -290,7 +290,7 @@ class TestMaintenanceOfALoop:
         append(table, LOOP_GOAL.files)
         good = lakehouse.silver("chess")
         append(good, LOOP_GOAL.files)
-        Path(table.uri, "_delta_log", "00000000000000000002.json").write_text("not json")
+        Path(table.uri, "_delta_log", "00000000000000000002.json").write_text('{"add": not json')
         maintenance.note([table.name, good.name] * LOOP_GOAL.files)
         done = {entry.table: entry for entry in maintenance.work()}
         assert done[table.name].error
