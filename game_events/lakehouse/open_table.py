@@ -334,6 +334,10 @@ class OpenTable(DeltaTable):
         if self.entry is None:
             self._known_transactions()
 
+    def has_entries(self, first: int) -> bool:
+        """Whether the log has all entries from a version up to this one; a request for each (object stores)."""
+        return all(has_entry(self.uri, self.store, version) for version in range(first, self._version))
+
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""
         if self._info is None:

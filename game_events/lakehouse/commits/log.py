@@ -335,6 +335,13 @@ class TableLog:
             infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
             yield next((dict(info) for info in infos if info is not None), {})
 
+    def newest_infos(self, newest: int, limit: int | None) -> list[dict[str, Any]]:
+        """As `infos`, of so many versions; None: of all.
+
+        delta-rs' history goes on behind a gap, where older versions stay (`commits.versions`), and numbers them wrongly.
+        """
+        return list(self.infos(newest, -1 if limit is None else newest - limit))
+
     def naming_topics(self, newest: int) -> int:
         """Bronze's last version whose entry names the topics: it must stay. The newest one, if none that is left does.
 

@@ -284,11 +284,13 @@ def restored(handle: DeltaTable) -> bool:
     if isinstance(handle, OpenTable) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:
-        for entry in handle.history(limit):
+        history = handle.history(limit)
+        for number, entry in enumerate(history):
             if _is_checked(entry, BATCHES):
                 return False
             if entry.get("operation") in REPLACING:
-                return True
+                # Behind a gap it is of an older version that stays: what came after it is not known.
+                return not isinstance(handle, OpenTable) or handle.has_entries(history[0]["version"] - number)
     return False
 
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits import versions as module
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log import TableLog
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, restored
 from game_events.lakehouse.commits.versions import DAY_S, HOUR_S, LogFiles, OldVersions, promised
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.maintenance import FULL_GOAL, join_files, orphans, small_files
@@ -426,3 +426,22 @@ def test_random_histories_keep_what_is_promised_and_nothing_else(world: World, m
     assert pa.table({"n": numbers(world.table)}).num_rows == len(world.rows[max(world.rows)])
     needed = {path for version in world.readable for path in paths(DeltaTable(world.table.uri, version))}
     assert data_files(world.table) == needed
+
+
+def test_a_restore_behind_a_gap_of_the_log_is_no_unchecked_one(world: World) -> None:
+    """Commits that were made after a check may have been there."""
+    world.put()
+    world.put(replace=True)
+    world.restore(0)
+    restored_at = max(world.rows)
+    assert restored(world.table.open())
+    for _ in range(3):
+        world.put()
+    DeltaTable(world.table.uri, restored_at).create_checkpoint()
+    world.join()
+    world.table.open().create_checkpoint()
+    for entry in Path(world.table.uri, "_delta_log").glob("0*"):
+        if int(entry.name[:20]) not in (restored_at, max(world.rows)):
+            entry.unlink()
+    assert [info.get("operation") for info in DeltaTable(world.table.uri).history()][1] == "RESTORE"
+    assert not restored(world.table.open())
