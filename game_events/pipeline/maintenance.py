@@ -85,7 +85,7 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
         raise ConfigurationError(
             f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
         )
-    wanted = [name for name in names if (name in chosen.values() if only else _is_ours(pipeline, name))]
+    wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
 
     work = partial(_count if dry_run else _work, pipeline)
@@ -233,7 +233,7 @@ def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]
 
     At most so many are looked at, the own ones of the project first; a table that cannot be opened has none.
     """
-    keys = [name for name in pipeline.lakehouse.names() if _is_ours(pipeline, name)]
+    keys = [name for name in pipeline.lakehouse.names() if is_ours(pipeline, name)]
     keys.sort(key=lambda name: name not in OWN_TABLES)
 
     def outdated(key: str) -> int:
@@ -255,7 +255,7 @@ def _order_of(table: Table, handle: DeltaTable, lakehouse: Lakehouse) -> list[st
     return [name for name in (MESSAGE_TYPE, lakehouse.time) if name in names_of(handle)] if is_silver(table.key) else []
 
 
-def _is_ours(pipeline: Pipeline, name: str) -> bool:
+def is_ours(pipeline: Pipeline, name: str) -> bool:
     """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))

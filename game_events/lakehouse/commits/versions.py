@@ -32,7 +32,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, TableLog, version_of
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.open_table import UNFINISHED
+from game_events.lakehouse.open_table import UNFINISHED, log_retention_s
 from game_events.lakehouse.parts import SEPARATOR
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_pool import forget_summary
@@ -389,7 +389,12 @@ def readable_versions(table: Table) -> list[int]:
 
 
 def thin_out_long_log(table: Table, handle: DeltaTable) -> None:
-    """Thin out a table's versions if they are so many that no maintenance can be at work; else this lists the log."""
+    """Thin out a table's versions if they are so many that no maintenance can be at work; else this lists the log.
+
+    Not those of a table that has other times, as tables of others have.
+    """
+    if log_retention_s(handle) > max(1, round(table.retention.every_s)):
+        return
     before = time.time() - table.retention.every_s
     if sum(made < before for made in LogFiles.of(TableLog(table)).entries.values()) > FEW_FOR_COMMITS:
         OldVersions(table, FEW_FOR_COMMITS).thin_out(handle)

@@ -47,6 +47,7 @@ from game_events.lakehouse.tables import (
     table_id,
 )
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.maintenance import is_ours
 from game_events.pipeline.offsets import ERASED_BY_BATCH, ERASED_ROWS
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import PluginResult
@@ -554,7 +555,7 @@ def _remove(pipeline: Pipeline, result: Erasure, handles: Mapping[str, DeltaTabl
                 result.kept_files[table.name] += 1
         # The erasure's own commits, of a moment ago, have removed them.
         result.removed_files[table.name] += delete_files(table, removed, 0.0)
-        if (newest := table.open_to_read()) is not None:
+        if is_ours(pipeline, name) and (newest := table.open_to_read()) is not None:
             OldVersions(table).thin_out(newest)
 
 
