@@ -134,7 +134,11 @@ class KeyReader:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._numbered = list(enumerate(keys.entries))
+        self._distinct = list(dict.fromkeys(entry.key for entry in keys.entries))
+        self._key_of = np.array([self._distinct.index(entry.key) for entry in keys.entries])
+        self._entry_hashes = np.array([_number_of(f"entry {number}") for number in range(len(keys.entries))], np.uint64)
+        self._times = list(keys.times)
+        self._time_of = np.array([self._times.index(keys.time_of(entry)) for entry in keys.entries])
         self._connection = connect()
         self._connection.execute("SET threads = 1")
 
@@ -147,16 +151,18 @@ class KeyReader:
     def of(self, rows: pa.Table, games: pa.DictionaryArray | str) -> KeyedRows:
         """The keys of rows, of these games or of one."""
         entries = np.full(rows.num_rows, -1, np.int32)
-        for number, entry in reversed(self._numbered):  # the first that a row belongs to counts
+        for number, entry in enumerate(self._keys.entries):  # a row belongs to at most one: `require_apart`
             mine = self._are_of(entry, rows, games)
             entries[mine] = np.where(self._are_whole(entry, rows, games)[mine], number, -1)
-        made = self._result("rows_to_hash", rows, [f"hash({n}, {_list(e.key)})" for n, e in self._numbered])
-        hashes = _of_entry([column.to_numpy() for column in made.columns], entries)
-        return KeyedRows(entries, hashes ^ _numbers_of(games), self._times(rows, entries))
+        made = self._result("rows_to_hash", rows, [f"hash({_list(key)})" for key in self._distinct])
+        hashes = _chosen([column.to_numpy() for column in made.columns], self._key_of[entries])
+        micros = [micros_of(rows.column(name)).fill_null(0).to_numpy() for name in self._times]
+        times = _chosen(micros, self._time_of[entries])
+        return KeyedRows(entries, hashes ^ self._entry_hashes[entries] ^ _numbers_of(games), times)
 
     def texts(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> pa.Array:
         """The keys of rows as texts, different for different keys and entries."""
-        texts = (f"WHEN {n} THEN {_as_text(n, e.key)}" for n, e in self._numbered)
+        texts = (f"WHEN {n} THEN {_as_text(n, e.key)}" for n, e in enumerate(self._keys.entries))
         case = f"CASE {identifier(ENTRY)} {' '.join(texts)} END"
         made = self._result("rows_to_name", rows.append_column(ENTRY, pa.array(entries)), [case])
         return made.column(0).combine_chunks().cast(pa.string())
@@ -184,14 +190,13 @@ class KeyReader:
             mask &= pc.is_valid(games).to_numpy(zero_copy_only=False)
         return mask
 
-    def _times(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> Numbers:
-        micros = {column: micros_of(rows.column(column)).fill_null(0).to_numpy() for column in self._keys.times}
-        return _of_entry([micros[self._keys.time_of(entry)] for entry in self._keys.entries], entries)
 
-
-def _of_entry(values: Sequence[npt.NDArray[Number]], entries: npt.NDArray[np.int32]) -> npt.NDArray[Number]:
-    """Of the values of each entry those of the rows' own ones."""
-    return values[0] if len(values) == 1 else np.choose(np.maximum(entries, 0), values)
+def _chosen(columns: Sequence[npt.NDArray[Number]], which: npt.NDArray[np.intp]) -> npt.NDArray[Number]:
+    """Of each row the value in the column with this number."""
+    values = columns[0]
+    for number, column in enumerate(columns[1:], start=1):
+        values = np.where(which == number, column, values)
+    return values
 
 
 def _are_in(games: pa.DictionaryArray | str, wanted: Sequence[str]) -> Mask | bool:
@@ -213,9 +218,13 @@ def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask | bool:
 def _numbers_of(games: pa.DictionaryArray | str) -> HashArray | np.uint64:
     """A number for each row's game, as good as different for different games."""
     if isinstance(games, str):
-        return np.uint64(int.from_bytes(blake2b(games.encode(), digest_size=8).digest(), "big"))
-    numbers = pa.array([int(_numbers_of(str(name))) for name in games.dictionary.to_pylist()], pa.uint64())
+        return np.uint64(_number_of(games))
+    numbers = pa.array([_number_of(str(name)) for name in games.dictionary.to_pylist()], pa.uint64())
     return np.asarray(numbers.take(games.indices).fill_null(0).to_numpy(), np.uint64)
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
 def _list(columns: Iterable[str]) -> str:

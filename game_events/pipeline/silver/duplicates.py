@@ -12,11 +12,11 @@ the same (`duplicates_in_spark`).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,11 @@ SETTING = "GAME_EVENTS_DEDUPLICATE"
 #: Columns by which rows are in bronze's order.
 ORDER = ("_batch", "_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 
-#: Stretches of time that are compared with silver's files; of more, those of a game become one.
+#: Stretches of time that are compared with silver's files: longer ones where there would be more.
 MOST_STRETCHES = 100_000
+
+#: Microseconds of stretches that are as long as time.
+ALL_TIME_US = 2**62
 
 #: Other engines note times to the millisecond.
 MARGIN_US = 1_000_000
@@ -78,9 +81,14 @@ MOST_KNOWN_ROWS = 2_000_000
 Numbers = npt.NDArray[np.int64]
 _NOTHING = np.zeros(0, np.int64)
 
+#: Columns with the bounds of stretches of time.
+BOUNDS = ("first", "last")
+
 
 def keys_of(settings: Settings, extensions: Extensions, columns: pa.Schema) -> tuple[Keys, list[str]]:
     """What tells rows with these columns of silver from each other; and why entries are left out, in words.
+
+    The game is in no key: rows of different games are never compared.
 
     ConfigurationError: a column cannot tell events from each other, is no time, or is not there, though the entry is for every
     game and type; or a transformation may make any number of rows, so that silver does not tell what came before.
@@ -92,12 +100,23 @@ def keys_of(settings: Settings, extensions: Extensions, columns: pa.Schema) -> t
         _refuse_transformed(where, entry, extensions)
         missing = _missing(where, entry, ARRIVAL if entry.of == "arrival" else settings.time_column, columns)
         if missing is None:
-            entries.append(entry)
+            entries.append(_within_games(where, entry, settings.entity_column))
         elif entry.games or entry.types:  # the first of these rows may be still to come
             notices.append(f"{missing}: {entry} is not looked for")
         else:
             raise ConfigurationError(f"{missing}. It has {some_columns(columns.names, entry.key[0])}")
     return Keys(settings.entity_column, settings.time_column, tuple(entries)), notices
+
+
+def _within_games(where: str, entry: Deduplicate, entity: str) -> Deduplicate:
+    """The entry without the column of the game in its key; ConfigurationError: the key has no other column."""
+    key = tuple(name for name in entry.key if name != entity)
+    if not key:
+        raise ConfigurationError(
+            f"{where}: {entity} alone does not tell the events of a game from each other: name what does in `key`, such as an "
+            f"event's id. {entity} can be left out, as only rows of the same one are compared"
+        )
+    return entry.model_copy(update={"key": key})
 
 
 def _missing(where: str, entry: Deduplicate, time: str, columns: pa.Schema) -> str | None:
@@ -173,6 +192,62 @@ class NewRows:
 
 
 @dataclass
+class _Stretches:
+    """The first and last times of rows of each game in stretches of time, which have no time in common.
+
+    `length`: of a stretch, in microseconds. `parts`: columns `game`, `first` and `last`. `rows`: of all parts.
+    """
+
+    length: int
+    parts: list[pa.Table]
+    rows: int = 0
+
+    @classmethod
+    def of(cls, window_us: int) -> Self:
+        """Without a row; a stretch is as long as a window, until they are too many."""
+        return cls(max(1, window_us), [pa.schema([("game", pa.string()), *((n, pa.int64()) for n in BOUNDS)]).empty_table()])
+
+    def add(self, codes: pa.Array, names: pa.Array, times: pa.ChunkedArray) -> None:
+        """Note times of rows; `codes`: the numbers of their games' names."""
+        micros = micros_of(times)
+        rows = pa.table({"game": codes, "first": micros, "last": micros})
+        part = _joined([rows.filter(pc.is_valid(micros))], self.length)
+        self.parts.append(part.set_column(0, "game", names.take(part.column("game").combine_chunks())))
+        self.rows += part.num_rows
+        if self.rows > 2 * MOST_STRETCHES:
+            self.join()
+
+    def join(self) -> pa.Table:
+        """All of them, in one part."""
+        joined = _joined(self.parts, self.length)
+        while joined.num_rows > MOST_STRETCHES and self.length < ALL_TIME_US:
+            self.length *= 2
+            joined = _joined([joined], self.length)
+        self.parts = [joined]
+        self.rows = joined.num_rows
+        return joined
+
+    def by_game(self) -> Mapping[str, tuple[Numbers, Numbers]]:
+        """Game -> the first and the last times of its stretches, ascending."""
+        stretches = self.join().sort_by([("game", "ascending"), ("first", "ascending")])
+        names = stretches.column("game").to_pylist()
+        first, last = (stretches.column(name).to_numpy() for name in BOUNDS)
+        ends = dict[str, int]()
+        for number, name in enumerate(names, start=1):
+            ends[name] = number
+        starts = [0, *ends.values()]
+        return {name: (first[begin:end], last[begin:end]) for begin, (name, end) in zip(starts, ends.items(), strict=False)}
+
+
+def _joined(parts: Sequence[pa.Table], length: int) -> pa.Table:
+    """The parts' rows as one for each game and stretch of time; theirs are as long, or such a length was doubled to this one."""
+    rows = pa.concat_tables(parts)
+    rows = rows.append_column("number", pc.divide(rows.column("first"), length))
+    grouped = rows.group_by(["game", "number"], use_threads=False).aggregate([("first", "min"), ("last", "max")])
+    return grouped.select(["game", "first_min", "last_max"]).rename_columns(["game", *BOUNDS])
+
+
+@dataclass
 class _Reader:
     """Reads new rows of bronze, part by part; without Spark, as they are few, or few columns.
 
@@ -183,7 +258,10 @@ class _Reader:
     above: Mapping[str, int] | int
     games: Collection[str]
     names: set[str] = field(default_factory=set)
-    stretches: dict[str, list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
+    stretches: dict[str, _Stretches] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stretches = {column: _Stretches.of(window_us) for column, window_us in self.keys.times.items()}
 
     def is_new(self, rows: pa.Table, games: pa.DictionaryArray) -> npt.NDArray[np.bool_]:
         """Mask of the new rows; notes their games and times."""
@@ -198,20 +276,20 @@ class _Reader:
         codes = games.indices.filter(noted.combine_chunks())
         names = games.dictionary.to_pylist()
         self.names.update(names[code] for code in pc.unique(codes).to_pylist())
-        for column, window in self.keys.times.items():
-            of_codes = _stretches(codes, rows.column(column).filter(noted), window)
-            named = games.dictionary.take(of_codes.column("game").combine_chunks())
-            self.stretches[column].append(of_codes.set_column(0, "game", named))
+        for column, stretches in self.stretches.items():
+            stretches.add(codes, games.dictionary, rows.column(column).filter(noted))
         return np.asarray(later.to_numpy(), bool)
 
     def new_rows(self, keys: NewKeys | None) -> NewRows:
         """What was read."""
-        times = {column: _by_game(parts) for column, parts in self.stretches.items()}
+        times = {column: stretches.by_game() for column, stretches in self.stretches.items()}
         return NewRows(frozenset(self.names), times, keys)
 
 
 def new_times(keys: Keys, bronze: Table, columns: pa.Schema, files: FileSelection, above: Mapping[str, int]) -> NewRows:
     """The games and times of new rows in files of bronze; `above`: game -> its rows of later batches are new."""
+    if not above:
+        return NewRows()
     wanted = pa.schema([f for f in columns if f.name in (keys.entity, "_batch", *keys.times)])
     reader = _Reader(keys, above, above.keys())
     for rows in read_parts(bronze, wanted, files.paths):
@@ -262,32 +340,6 @@ def _together(parts: Sequence[NewKeys], paths: Sequence[str]) -> NewKeys:
 
 def _games(rows: pa.Table, keys: Keys) -> pa.DictionaryArray:
     return rows.column(keys.entity).combine_chunks().dictionary_encode()
-
-
-def _stretches(games: pa.Array, times: pa.ChunkedArray, window: int) -> pa.Table:
-    """Number of a game -> first and last time of its rows in each stretch as long as a window."""
-    micros = micros_of(times)
-    rows = pa.table({"game": games, "number": pc.divide(micros, window), "first": micros, "last": micros})
-    return _joined([rows.filter(pc.is_valid(micros)) if micros.null_count else rows], ["game", "number"])
-
-
-def _joined(parts: Sequence[pa.Table], by: list[str]) -> pa.Table:
-    grouped = pa.concat_tables(parts).group_by(by, use_threads=False).aggregate([("first", "min"), ("last", "max")])
-    return grouped.rename_columns([*by, "first", "last"])
-
-
-def _by_game(parts: Sequence[pa.Table]) -> Mapping[str, tuple[Numbers, Numbers]]:
-    stretches = _joined(parts, ["game", "number"])
-    if stretches.num_rows > MOST_STRETCHES:
-        stretches = _joined([stretches], ["game"])
-    stretches = stretches.sort_by([("game", "ascending"), ("first", "ascending")])
-    names = stretches.column("game").to_pylist()
-    first, last = (stretches.column(name).to_numpy() for name in ("first", "last"))
-    ends = dict[str, int]()
-    for number, name in enumerate(names, start=1):
-        ends[name] = number
-    starts = [0, *ends.values()]
-    return {name: (first[begin:end], last[begin:end]) for begin, (name, end) in zip(starts, ends.items(), strict=False)}
 
 
 @dataclass(frozen=True)
