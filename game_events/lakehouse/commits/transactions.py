@@ -49,6 +49,7 @@ class Txn(StrEnum):
     #: later one. A new leader's truncated log is found by it.
     EPOCH = "epoch"
     #: Bronze; by name of one of several sources: 1 once a commit was planned with it. Its settings say where a new one starts.
+    #: By that name and `last`: seconds since 1970 at the last commit that read records of it, or that it came with.
     SOURCE = "source"
     #: Bronze: number of the record archive that all its batches are from, 0 if not all are; the source refuses another archive.
     #: Record archive, by bronze's key: last bronze batch in it; each of its commits compares it.
@@ -176,6 +177,11 @@ def silver_app(silver: DeltaTable) -> str:
     """
     erased = erasures(silver)
     return Txn.SILVER.of(silver.metadata().id, incarnation(silver), *([erased] if erased else []))
+
+
+def last_app(source: str) -> str:
+    """`txn` of bronze: when records of one of several sources were read last."""
+    return Txn.SOURCE.of(source, "last")
 
 
 def types_digest(names: Collection[str]) -> int:

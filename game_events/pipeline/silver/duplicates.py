@@ -240,7 +240,7 @@ class _Stretches:
 
 
 def _joined(parts: Sequence[pa.Table], length: int) -> pa.Table:
-    """The parts' rows as one for each game and stretch of time; theirs are as long, or such a length was doubled to this one."""
+    """The parts' rows as one for each game and stretch; their stretches are as long, or were before it was doubled."""
     rows = pa.concat_tables(parts)
     rows = rows.append_column("number", pc.divide(rows.column("first"), length))
     grouped = rows.group_by(["game", "number"], use_threads=False).aggregate([("first", "min"), ("last", "max")])
