@@ -206,10 +206,8 @@ def _are_in(games: pa.DictionaryArray | str, wanted: Sequence[str]) -> Mask | bo
     return np.asarray(are_in.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
-def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask | bool:
+def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask:
     """Which rows are of one of these message types, as `is_named`."""
-    if MESSAGE_TYPE not in rows.column_names:
-        return False
     types = rows.column(MESSAGE_TYPE).combine_chunks().dictionary_encode()
     are_named = pa.array([any(is_named(full, name) for name in names) for full in types.dictionary.to_pylist()], pa.bool_())
     return np.asarray(are_named.take(types.indices).fill_null(False).to_numpy(zero_copy_only=False), bool)

@@ -32,7 +32,7 @@ from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
-from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BronzeIdentity, games_of
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, has_decoded_columns, id_of_row, is_sourced
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.storage import is_remote, refuse_unsafe_store
@@ -323,7 +323,7 @@ def _tables(lakehouse: Lakehouse) -> str:
 
 def _no_room(settings: Settings) -> str:
     """A hint, no failure: each run counts the names that have no table."""
-    games = len(Lakehouse.of(settings).games())
+    games = len(games_of(Lakehouse.of(settings)))
     if settings.games or games < settings.max_games:
         return ""
     more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from game_events.config.definitions.computed import GAME_PATTERN, RESERVED_GAMES
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.group import for_games
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, games_of
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
@@ -72,7 +72,7 @@ def is_valid(name: Column, reserved: str | None = None) -> Column:
 def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
     """Which names get files, decided by a count of the rows to stage; and the rows of the other names, by reason."""
     pipeline = work.source.pipeline
-    listed = set(pipeline.lakehouse.games()) - known
+    listed = set(games_of(pipeline.lakehouse)) - known
     # An object store also lists the folder of a first write that was never committed.
     of_one = [game for game in listed if not pipeline.lakehouse.is_partitioned]
     there = dict.fromkeys(listed, True) | for_games(of_one, lambda game: pipeline.lakehouse.silver(game).exists())

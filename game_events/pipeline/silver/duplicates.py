@@ -31,7 +31,7 @@ from game_events.decoding.columns import type_name
 from game_events.errors import ConfigurationError, some_columns
 from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txns
-from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
+from game_events.lakehouse.data.columns import BRONZE_ONLY, MESSAGE_TYPE, OWN_COLUMNS
 from game_events.lakehouse.data.reading import FilePart, FileSelection, numbered_parts, parts_of, read_parts
 from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.open_table import data_files
@@ -134,7 +134,8 @@ def _missing(where: str, entry: Deduplicate, time: str, columns: pa.Schema) -> s
             f"{where}: {time} is {type_name(columns.field(time).type)}, no time: say `of: arrival`, or name another column in "
             "GAME_EVENTS_TIME_COLUMN"
         )
-    lacking = [name for name in (*entry.key, time) if name not in columns.names]
+    needed = (*entry.key, time, MESSAGE_TYPE) if entry.types else (*entry.key, time)
+    lacking = [name for name in needed if name not in columns.names]
     return f"{where}: bronze has no column {', '.join(lacking)}" if lacking else None
 
 

@@ -153,10 +153,6 @@ class SilverInput:
         rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if rules.rules:
             require_valid(self.pipeline.spark, rules.rules, self.columns)
-        if MESSAGE_TYPE not in self.base.names and any(rule.types for rule in rules.rules):
-            raise ConfigurationError(
-                f"rules name message types, and bronze has no {MESSAGE_TYPE} yet: run `game-events redecode`"
-            )
         return rules
 
 

@@ -122,7 +122,6 @@ def test_a_row_belongs_to_the_entry_of_its_game_and_type_and_has_its_time():
         assert keyed.entries.tolist() == [0, 1, -1, -1]
         assert keyed.times[:2].tolist() == [0, 8]
         assert reader.of(rows, "go").entries.tolist() == [-1] * 4
-        assert reader.of(rows.drop_columns(["_message_type"]), "uno").entries.tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,13 @@ def test_an_entry_of_some_games_whose_columns_did_not_come_yet_waits_with_a_noti
     assert (keys.applies_to("uno"), keys.applies_to("go")) == (True, False)
 
 
+def test_an_entry_of_some_types_waits_with_a_notice_while_bronze_does_not_say_of_which_type_rows_are():
+    keys, (notice,) = wanted({"types": ["Paid"]})
+    assert keys.entries == ()
+    assert "bronze has no column _message_type" in notice
+    assert wanted({"types": ["Paid"]}, columns=COLUMNS.append(pa.field("_message_type", pa.string())))[1] == []
+
+
 def test_a_transformation_that_makes_any_number_of_rows_is_refused_for_games_with_an_entry():
     of_go = SilverTransformation("some", lambda rows: rows, frozenset({"go"}), "any", "mine.py:1")
     assert wanted({"games": ["uno"]}, transformations=[of_go])[0].entries
