@@ -296,7 +296,9 @@ def find_violations(
     return violating if violating.num_rows <= MOST_VIOLATIONS else None
 
 
-def kept_out(outcome: RuleOutcome, files: FileSelection, violating: pa.Table | None, duplicates: pa.Table | None) -> Violations:
+def violations_of(
+    outcome: RuleOutcome, files: FileSelection, violating: pa.Table | None, duplicates: pa.Table | None
+) -> Violations:
     """For workers that read files: the rows of `find_violations`, and those that were sent twice (`FILE`, `ROW`)."""
     schema = places_schema(outcome)
     with_path = pa.schema([pa.field(FILE, pa.string()), *schema])

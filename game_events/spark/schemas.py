@@ -134,7 +134,8 @@ def require_types(columns: Collection[str], chosen: Iterable[object]) -> None:
     names = "; ".join(map(str, chosen))
     if names and MESSAGE_TYPE not in columns:
         raise ExtensionError(
-            f"{names}: message types are named, and the rows are from before tables had {MESSAGE_TYPE}: run `game-events redecode`"
+            f"{names}: message types are named, and the rows are from before tables had {MESSAGE_TYPE}: "
+            "run `game-events redecode`"
         )
 
 

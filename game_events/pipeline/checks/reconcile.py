@@ -299,7 +299,10 @@ def _of_later_rows(
 
 
 def _types_of(pipeline: Pipeline, games: Collection[str]) -> Mapping[str, Mapping[str, DeltaTable]]:
-    """Game -> what the tables of its message types are called -> handle; to be opened after the games' own ones, which say up to where they count."""
+    """Game -> what the tables of its message types are called -> handle.
+
+    To be opened after the games' own ones, which say up to where they count.
+    """
     names = {game: of_game for game, of_game in pipeline.lakehouse.type_tables().items() if game in games}
     handles = opened(chain.from_iterable(names.values()), pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     return {game: {name: handles[name] for name in of_game if name in handles} for game, of_game in names.items()}

@@ -39,10 +39,10 @@ from game_events.pipeline.quality import (
     file_column,
     find_violations,
     judge,
-    kept_out,
     out_of_stack,
     plain_names,
     require_valid,
+    violations_of,
     without_duplicates,
 )
 from game_events.pipeline.silver.duplicates import History, NewKeys, find, keys_of
@@ -253,7 +253,7 @@ class Staging:
         entity = F.col(quoted(self.source.pipeline.settings.entity_column))
         return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
 
-    @property
+    @cached_property
     def task(self) -> FanOut:
         """The workers' part of the job, without rules."""
         source = self.source
@@ -322,11 +322,12 @@ class Staging:
             if violating is None:
                 return None
         if outcome.deduplicates:
-            twice = self._sent_twice_here(kept_out(outcome, self.files, violating, None)) if violating is not None else None
+            if violating is not None:
+                twice = self._sent_twice_here(violations_of(outcome, self.files, violating, None))
             twice = self._all_duplicates if twice is None else twice
             if twice is None:
                 return None
-        return replace(read, violations=kept_out(outcome, self.files, violating, twice))
+        return replace(read, violations=violations_of(outcome, self.files, violating, twice))
 
     def _sent_twice_here(self, violations: Violations | None) -> pa.Table | None:
         """`FILE` and `ROW` of the rows that were sent twice, found without Spark's plan; None: it has to look for them."""

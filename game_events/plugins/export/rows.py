@@ -77,7 +77,7 @@ class Step:
     """New rows of one game, or of the table of one of its message types; `gold`: None unless gold is exported.
 
     Attributes:
-        name: what the table of silver is called (`tables.of_type`).
+        name: what the table of silver is called (`type_names.of_type`).
         above, upto: bronze batches (above, upto] are new.
         files: silver's files with new rows.
         origin: origin of the rows, for the chunks' keys.

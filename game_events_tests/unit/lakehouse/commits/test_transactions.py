@@ -92,7 +92,13 @@ def test_gold_counts_by_content_of_silver(tmp_path, advance, suffix):
 def test_tables_of_message_types_that_settings_have_no_more_are_no_games(tmp_path):
     lakehouse = Lakehouse.of(load_settings(lakehouse=str(tmp_path)))
     digest = types_digest(["rummy:level_start", "rummy:paid"])
-    for name, txns in {"rummy": {Txn.TYPES: digest}, "rummy__paid": {}, "rummy__level_start": {}, "go__a": {}, "uno": {}}.items():
+    for name, txns in {
+        "rummy": {Txn.TYPES: digest},
+        "rummy__paid": {},
+        "rummy__level_start": {},
+        "go__a": {},
+        "uno": {},
+    }.items():
         put(lakehouse.silver(name), {"game_name": ["a"]}, txns)
     assert games_of(lakehouse) == ["go__a", "rummy", "uno"]
     # One more is perhaps a game: rather a table too many than a game that is not seen.
