@@ -125,7 +125,9 @@ class KeyedRows:
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
     def take(self, rows: npt.NDArray[np.intp]) -> KeyedRows:
-        """Of some of the rows."""
+        """Of some of the rows, whose numbers are ascending."""
+        if len(rows) == len(self.entries):
+            return self
         return KeyedRows(self.entries[rows], self.hashes[rows], self.times[rows])
 
 
@@ -242,14 +244,14 @@ def micros_of(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
 
 
-#: Bits of a set's table for each of its hashes, and at least and at most: of hashes that are not in it, one in so many is taken
-#: for one that is, and looked up.
+#: Bits of a set's table for each of its hashes (as a power of two), and of all of it, at least and at most: of hashes that are
+#: not in the set, one in so many is looked up among its values.
 BITS_EACH, FEWEST_BITS, MOST_BITS = 6, 16, 28
 
 
 @dataclass(frozen=True)
 class Hashes:
-    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each, and one for its last bits."""
+    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each."""
 
     values: HashArray
     table: npt.NDArray[np.uint8]
@@ -257,34 +259,28 @@ class Hashes:
 
     @classmethod
     def of(cls, values: HashArray) -> Hashes:
-        """The set of these; they are sorted."""
+        """The set of these; they are ascending."""
         bits = min(MOST_BITS, max(FEWEST_BITS, round(log2(len(values) + 1)) + BITS_EACH))
         table = np.zeros(1 << (bits - 3), np.uint8)
-        for place in (_first(values, bits), _last(values, bits)):
-            np.bitwise_or.at(table, place >> 3, (1 << (place & 7)).astype(np.uint8))
+        places = _first(values, bits)
+        begins = np.flatnonzero(np.diff(places >> 3, prepend=-1))  # of each byte the first of its places
+        if len(begins):
+            table[places[begins] >> 3] = np.bitwise_or.reduceat((1 << (places & 7)).astype(np.uint8), begins)
         return cls(values, table, bits)
 
     def holds(self, hashes: HashArray) -> Mask:
         """Mask of the hashes that are in the set."""
-        mask = self._are_set(_first(hashes, self.bits))
-        maybe = np.flatnonzero(mask)
-        mask[maybe] = self._are_set(_last(hashes[maybe], self.bits))
+        places = _first(hashes, self.bits)
+        mask = np.asarray((self.table[places >> 3] >> (places & 7).astype(np.uint8)) & 1, bool)
         maybe = np.flatnonzero(mask)
         at = np.searchsorted(self.values, hashes[maybe])
         at[at == len(self.values)] = 0
         mask[maybe] = self.values[at] == hashes[maybe] if len(self.values) else False
         return mask
 
-    def _are_set(self, places: Numbers) -> Mask:
-        return np.asarray((self.table[places >> 3] >> (places & 7).astype(np.uint8)) & 1, bool)
-
 
 def _first(hashes: HashArray, bits: int) -> Numbers:
     return (hashes >> np.uint64(64 - bits)).view(np.int64)
-
-
-def _last(hashes: HashArray, bits: int) -> Numbers:
-    return (hashes & np.uint64((1 << bits) - 1)).view(np.int64)
 
 
 #: Columns of rows of silver with the key of a new row, or with the same hash.

@@ -212,7 +212,7 @@ class _Stretches:
         """Note times of rows; `codes`: the numbers of their games' names."""
         micros = micros_of(times)
         rows = pa.table({"game": codes, "first": micros, "last": micros})
-        part = _joined([rows.filter(pc.is_valid(micros))], self.length)
+        part = _joined([rows.filter(pc.is_valid(micros)) if micros.null_count else rows], self.length)
         self.parts.append(part.set_column(0, "game", names.take(part.column("game").combine_chunks())))
         self.rows += part.num_rows
         if self.rows > 2 * MOST_STRETCHES:
@@ -428,7 +428,7 @@ def find(
     known = _known(spark, lakehouse, keys, columns, history, ordered)
     if known is None:
         return None
-    again = np.unique(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
+    again = np.sort(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
     which = part[Hashes.of(again).holds(hashes)]
     is_compared = np.zeros(len(new.files), bool)
     is_compared[which] = True
