@@ -115,11 +115,6 @@ class KeyedRows:
     times: Numbers
 
     @classmethod
-    def none(cls) -> Self:
-        """Of no rows."""
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.int64))
-
-    @classmethod
     def of(cls, parts: Sequence[Self]) -> Self:
         """Of the rows of all parts."""
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
@@ -244,6 +239,9 @@ def micros_of(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
 
 
+#: Hashes that are looked up together.
+HASHES_AT_ONCE = 16_384
+
 #: Bits of a set's table for each of its hashes (as a power of two), and of all of it, at least and at most: of hashes that are
 #: not in the set, one in so many is looked up among its values.
 BITS_EACH, FEWEST_BITS, MOST_BITS = 6, 16, 28
@@ -262,14 +260,17 @@ class Hashes:
         """The set of these; they are ascending."""
         bits = min(MOST_BITS, max(FEWEST_BITS, round(log2(len(values) + 1)) + BITS_EACH))
         table = np.zeros(1 << (bits - 3), np.uint8)
-        places = _first(values, bits)
-        begins = np.flatnonzero(np.diff(places >> 3, prepend=-1))  # of each byte the first of its places
-        if len(begins):
-            table[places[begins] >> 3] = np.bitwise_or.reduceat((1 << (places & 7)).astype(np.uint8), begins)
+        for part in _in_slices(values):
+            places = _first(part, bits)
+            begins = np.flatnonzero(np.diff(places >> 3, prepend=-1))  # of each byte the first of its places
+            table[places[begins] >> 3] |= np.bitwise_or.reduceat((1 << (places & 7)).astype(np.uint8), begins)
         return cls(values, table, bits)
 
     def holds(self, hashes: HashArray) -> Mask:
         """Mask of the hashes that are in the set."""
+        return np.concatenate([np.zeros(0, bool), *map(self._holds, _in_slices(hashes))])
+
+    def _holds(self, hashes: HashArray) -> Mask:
         places = _first(hashes, self.bits)
         mask = np.asarray((self.table[places >> 3] >> (places & 7).astype(np.uint8)) & 1, bool)
         maybe = np.flatnonzero(mask)
@@ -277,6 +278,11 @@ class Hashes:
         at[at == len(self.values)] = 0
         mask[maybe] = self.values[at] == hashes[maybe] if len(self.values) else False
         return mask
+
+
+def _in_slices(hashes: HashArray) -> Iterator[HashArray]:
+    """So many that what is made of them stays in the processor's cache: new memory costs more than the work on it."""
+    return (hashes[start : start + HASHES_AT_ONCE] for start in range(0, len(hashes), HASHES_AT_ONCE))
 
 
 def _first(hashes: HashArray, bits: int) -> Numbers:

@@ -44,6 +44,7 @@ from game_events.workers.duplicates import (
     HASH,
     KEY,
     KNOWN,
+    LEFT_OUT,
     TIME,
     FindKnown,
     Hashes,
@@ -79,7 +80,6 @@ FEW_ROWS, HISTORY_TASK_ROWS = 2_000_000, 5_000_000
 MOST_KNOWN_ROWS = 2_000_000
 
 Numbers = npt.NDArray[np.int64]
-_NOTHING = np.zeros(0, np.int64)
 
 #: Columns with the bounds of stretches of time.
 BOUNDS = ("first", "last")
@@ -157,26 +157,25 @@ def _refuse_transformed(where: str, entry: Deduplicate, extensions: Extensions) 
 
 @dataclass(frozen=True)
 class NewKeys:
-    """Keys of new rows, in the order of their files: of each row its file's number in `paths`, and its place there.
+    """Keys of new rows of one file, in its order.
 
-    `rows`: columns with keys and order, and the game as `KEY`.
+    `places`: of each row in the file. `rows`: columns with keys and order, and the game as `KEY`.
     """
 
-    keyed: KeyedRows
-    paths: Sequence[str]
-    files: Numbers
+    path: str
     places: Numbers
+    keyed: KeyedRows
     rows: pa.Table
 
-    def without(self, violations: Violations) -> npt.NDArray[np.intp]:
-        """The numbers of the rows that rules let into silver."""
-        takes_part = np.ones(len(self.files), bool)
-        for number, path in enumerate(self.paths):
-            kept_out = violations.kept_out(path)
-            if len(kept_out):
-                of_file = slice(*np.searchsorted(self.files, [number, number + 1]))
-                takes_part[of_file] = ~np.isin(self.places[of_file], kept_out)
-        return np.flatnonzero(takes_part)
+    def take(self, which: npt.NDArray[np.intp]) -> NewKeys:
+        """Of some of the rows, whose numbers are ascending."""
+        if len(which) == len(self.places):
+            return self
+        return NewKeys(self.path, self.places[which], self.keyed.take(which), self.rows.take(pa.array(which)))
+
+    def without(self, violations: Violations) -> NewKeys:
+        """Of the rows that rules let into silver."""
+        return self.take(np.flatnonzero(~np.isin(self.places, violations.kept_out(self.path))))
 
 
 @dataclass(frozen=True)
@@ -184,12 +183,12 @@ class NewRows:
     """New rows of games that may have been sent twice.
 
     `games`: those with new rows. `times`: column -> game -> stretches of time, their first and last microseconds, ascending.
-    `keys`: of all new rows; None: they were not asked for, or are too many for this process.
+    `keys`: of all new rows, in parts; None: they were not asked for, or are too many for this process.
     """
 
     games: frozenset[str] = frozenset()
     times: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]] = field(default_factory=dict)
-    keys: NewKeys | None = None
+    keys: Sequence[NewKeys] | None = None
 
 
 @dataclass
@@ -281,7 +280,7 @@ class _Reader:
             stretches.add(codes, games.dictionary, rows.column(column).filter(noted))
         return np.asarray(later.to_numpy(), bool)
 
-    def new_rows(self, keys: NewKeys | None) -> NewRows:
+    def new_rows(self, keys: Sequence[NewKeys] | None) -> NewRows:
         """What was read."""
         times = {column: stretches.by_game() for column, stretches in self.stretches.items()}
         return NewRows(frozenset(self.names), times, keys)
@@ -307,36 +306,28 @@ def new_keys(
     order = [OWN_COLUMNS.field(name) for name in ORDER]
     wanted = pa.schema([*order, *(f for f in columns if f.name in keys.columns and f.name not in ORDER)])
     kept = [*ORDER, *dict.fromkeys(name for entry in keys.entries for name in entry.key)]
-    parts = [NewKeys(KeyedRows.none(), (), _NOTHING, _NOTHING, wanted.empty_table().select(kept))]
+    parts: list[NewKeys] | None = []
     reading = _Reader(keys, above, games)
     size = 0
     with KeyReader(keys) as reader:
-        for number, first, rows in one_ahead(_numbered(bronze, wanted, files.paths)):
+        for path, first, rows in one_ahead(_with_paths(bronze, wanted, files.paths)):
             named = _games(rows, keys)
             is_new = reading.is_new(rows, named)
             size += buffer_bytes(rows)
-            parts = parts if size <= MOST_NEW_BYTES else []
-            if not parts:
-                continue
-            keyed = reader.of(rows, named)
-            which = np.flatnonzero((keyed.entries >= 0) & is_new)
-            taken = rows.select(kept).append_column(KEY, named)
-            taken = taken.take(pa.array(which)) if len(which) < rows.num_rows else taken
-            parts.append(NewKeys(keyed.take(which), (), np.full(len(which), number), which + first, taken))
-    return reading.new_rows(_together(parts, files.paths) if parts else None)
+            parts = parts if size <= MOST_NEW_BYTES else None
+            if parts is not None:
+                keyed = reader.of(rows, named)
+                part = NewKeys(
+                    path, np.arange(first, first + rows.num_rows), keyed, rows.select(kept).append_column(KEY, named)
+                )
+                parts.append(part.take(np.flatnonzero((keyed.entries >= 0) & is_new)))
+    return reading.new_rows(parts)
 
 
-def _numbered(bronze: Table, columns: pa.Schema, paths: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
-    """Rows of files, with the file's number and the place of the first of them there."""
-    for number, path in enumerate(paths):
-        yield from ((number, first, rows) for first, rows in numbered_parts(bronze, columns, [path]))
-
-
-def _together(parts: Sequence[NewKeys], paths: Sequence[str]) -> NewKeys:
-    files = np.concatenate([part.files for part in parts])
-    places = np.concatenate([part.places for part in parts])
-    rows = pa.concat_tables([part.rows for part in parts[1:]]) if len(parts) > 1 else parts[0].rows
-    return NewKeys(KeyedRows.of([part.keyed for part in parts]), paths, files, places, rows)
+def _with_paths(bronze: Table, columns: pa.Schema, paths: Sequence[str]) -> Iterator[tuple[str, int, pa.Table]]:
+    """Rows of files, with the file's path and the place of the first of them there."""
+    for path in paths:
+        yield from ((path, first, rows) for first, rows in numbered_parts(bronze, columns, [path]))
 
 
 def _games(rows: pa.Table, keys: Keys) -> pa.DictionaryArray:
@@ -413,7 +404,7 @@ def find(
     lakehouse: Lakehouse,
     keys: Keys,
     columns: pa.Schema,
-    new: NewKeys,
+    new: Sequence[NewKeys],
     violations: Violations | None,
     history: History,
 ) -> pa.Table | None:
@@ -422,19 +413,22 @@ def find(
     Hashes of all new keys are in memory; the workers look for these in silver, and what has one of them is compared.
     `columns`: silver's. `violations`: what rules keep out takes no part.
     """
-    part = np.arange(len(new.files)) if violations is None else new.without(violations)
-    hashes = new.keyed.hashes[part]
-    ordered = np.sort(hashes)
-    known = _known(spark, lakehouse, keys, columns, history, ordered)
+    parts = new if violations is None else [part.without(violations) for part in new]
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(part.keyed.hashes for part in parts)])
+    hashes.sort()
+    known = _known(spark, lakehouse, keys, columns, history, hashes)
     if known is None:
         return None
-    again = np.sort(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
-    which = part[Hashes.of(again).holds(hashes)]
-    is_compared = np.zeros(len(new.files), bool)
-    is_compared[which] = True
-    left_out = which[_left_out(keys, new.keyed.take(which), new.rows.filter(pa.array(is_compared)), known)]
-    paths = pa.array(new.paths, pa.string()).take(pa.array(new.files[left_out]))
-    return pa.table({FILE: paths, ROW: new.places[left_out]})
+    again = Hashes.of(np.sort(np.concatenate([hashes[1:][hashes[1:] == hashes[:-1]], known.column(HASH).to_numpy()])))
+    compared = [part.take(np.flatnonzero(again.holds(part.keyed.hashes))) for part in parts]
+    compared = [part for part in compared if len(part.places)]
+    if not compared:
+        return LEFT_OUT.empty_table()
+    keyed = KeyedRows.of([part.keyed for part in compared])
+    left_out = _left_out(keys, keyed, pa.concat_tables([part.rows for part in compared]), known)
+    paths = pa.chunked_array([pa.repeat(part.path, len(part.places)) for part in compared])
+    places = np.concatenate([part.places for part in compared])
+    return pa.table({FILE: paths, ROW: places}).filter(pa.array(left_out))
 
 
 def _known(

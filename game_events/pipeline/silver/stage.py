@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -229,7 +229,7 @@ class Staging:
     decisions: Decisions
     left_out: frozenset[str] = frozenset()
     history: History = field(default_factory=History)
-    new: NewKeys | None = None
+    new: Sequence[NewKeys] | None = None
 
     @cached_property
     def files(self) -> FileSelection:
