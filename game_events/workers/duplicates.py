@@ -149,8 +149,7 @@ class KeyReader:
         """The keys of rows, of these games or of one."""
         entries = np.full(rows.num_rows, -1, np.int32)
         for number, entry in enumerate(self._keys.entries):  # a row belongs to at most one: `require_apart`
-            mine = self._are_of(entry, rows, games)
-            entries[mine] = np.where(self._are_whole(entry, rows, games)[mine], number, -1)
+            entries[self._are_of(entry, rows, games) & self._are_whole(entry, rows, games)] = number
         made = self._result("rows_to_hash", rows, [f"hash({_list(key)})" for key in self._distinct])
         hashes = _chosen([column.to_numpy() for column in made.columns], self._key_of[entries])
         micros = [micros_of(rows.column(name)).fill_null(0).to_numpy() for name in self._times]
