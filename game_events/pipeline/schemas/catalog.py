@@ -473,6 +473,7 @@ class SchemaCatalog:
 
     def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:
         """The schema of a topic without one, or of the attributes of CloudEvents, and the columns with those of it."""
+        columns = columns.with_columns(self._computed)
         if inferred_id(topic) == cloudevents.TYPE_ID:
             return InferredSchema(cloudevents.TYPE_ID, "{}"), columns.with_message(cloudevents.TYPE_ID, cloudevents.FIELDS)
         rule = self._named.rules.inferred(topic) if self._named is not None else None

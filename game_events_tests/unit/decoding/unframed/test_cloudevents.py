@@ -4,7 +4,9 @@ import base64
 import json
 from datetime import UTC, datetime
 
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import Reason, RegistrySchema
+from game_events.decoding.unframed.cloudevents import TYPE_ID
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.decoding.topics import Registry, catalog_of, decoded, reasons_of, records, rows_of
 
@@ -41,6 +43,12 @@ def test_json_data_in_both_modes_with_the_type_of_the_event(tmp_path):
     found = reasons_of(batch)
     assert {at: why for at, (why, _) in found.items()} == {3: Reason.MALFORMED, 4: Reason.MALFORMED}
     assert "no CloudEvent in either mode" in found[3][1] and "date-time" in found[4][1]
+
+
+def test_attributes_alone_bring_the_computed_columns(tmp_path):
+    catalog = catalog_of(tmp_path, entity="ce_subject", time="CAST(ce_time AS TIMESTAMP)")
+    columns = catalog.plan(ColumnMap(), [(TYPE_ID, ())]).columns.columns
+    assert {"game_name", "event_timestamp", *CE} <= set(columns)
 
 
 def test_protobuf_data_keeps_the_name_of_its_message(tmp_path):

@@ -47,6 +47,13 @@ def test_the_first_type_stays_and_what_does_not_fit_is_kept_as_json(world):
     assert world.batch.rescued == {"events": 2}
 
 
+def test_computed_columns_are_there_before_any_other_type_has_brought_them(tmp_path):
+    computed = {"entity": "'rummy'", "time": "timestamp_millis(ts)"}
+    catalog = catalog_of(tmp_path, decoding=SCHEMALESS, **computed)
+    _, columns, _ = decoded(catalog, records([b'{"ts": 1}']))
+    assert set(columns.columns) == {"game_name", "event_timestamp", "ts", RESCUED}
+
+
 def test_integers_fit_a_double_unless_they_would_be_rounded(world):
     assert world({"price": 1}, {"price": 2.5}) == [{"price": 1.0}, {"price": 2.5}], "before there is a column both are numbers"
     assert world({"price": 3}, {"price": 2**53 + 1}) == [{"price": 3.0}, {RESCUED: f'{{"price":{2**53 + 1}}}'}]
