@@ -222,8 +222,8 @@ class TableSettings(SettingsGroup):
     """`entity`: one silver table for each game; `entity_and_type`: also one for each of its message types, with that type's
     columns alone (docs/domains.md)"""
     silver_types: NameList = ()
-    """full names of the message types with tables of their own, comma separated; empty: all; rows of other types are in the
-    game's own table"""
+    """full names of the message types with tables of their own, comma separated; empty: all, unless records name their type
+    themselves; rows of other types are in the game's own table"""
 
     # --- maintenance (docs/maintenance.md)
     retention_h: float = Field(2.0, gt=0)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from dotenv import dotenv_values
-from pydantic import ValidationError, ValidationInfo, field_validator
+from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -43,7 +43,7 @@ from game_events.config.pipeline_settings import (
     TableSettings,
 )
 from game_events.config.sources.registry_login import RegistryLoginSettings
-from game_events.config.sources.several import PARTED, SeveralSettings, is_of_source
+from game_events.config.sources.several import PARTED, SeveralSettings, is_of_source, settings_or_each
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
@@ -175,6 +175,19 @@ class Settings(
         validate_default=True,
         hide_input_in_errors=True,
     )
+
+    @model_validator(mode="after")
+    def _types_are_bounded(self) -> Self:
+        """With a table for each type, records must not choose how many tables there are."""
+        has_all_types = self.silver_per == "entity_and_type" and not self.silver_types
+        for one in settings_or_each(self) if has_all_types else []:
+            for topic, entry in one.decoding.items():
+                if entry.type_field is not None or entry.cloudevents:
+                    raise ValueError(
+                        f"GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_TYPES, as records of {topic} say "
+                        "themselves of which type they are (`type_field`, `cloudevents`): name those that get tables"
+                    )
+        return self
 
     @field_validator("*", mode="before")
     @classmethod

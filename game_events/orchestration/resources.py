@@ -376,9 +376,10 @@ def table_of(lakehouse: Lakehouse, keys: Keys, asset: dg.AssetKey, game: str | N
     if game is None:
         return lakehouse.table(lakehouse.key(name))
     if asset == keys.silver_types:
-        game, _, message_type = game.partition("/")
-        if is_game(game) and type_name(message_type) == message_type:
-            return lakehouse.silver(of_type(game, message_type))
+        of_game, _, message_type = game.partition("/")
+        if not is_game(of_game) or type_name(message_type) != message_type:
+            raise ConfigurationError(f"{game!r} is a partition of {name} with a name that no table may have: delete it")
+        return lakehouse.silver(of_type(of_game, message_type))
     if not is_game(game):
         # Its path could lead to any other table.
         raise ConfigurationError(f"{game!r} is a partition of {name} with a name that no game may have: delete it")

@@ -150,7 +150,7 @@ class Pipeline:
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
         settings = self.settings
-        known = class_of(settings).lookup(settings, SchemaRegistry(settings))
+        known = class_of(settings).lookup(settings, SchemaRegistry)
         kept = kept_columns(settings)
         values = ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}

@@ -98,9 +98,8 @@ def not_read(partitions: Collection[Partition], *, sourced: bool = False) -> Col
     topics = sorted({partition.place for partition in partitions})
     ids = sorted({partition.topic_id for partition in partitions})
     other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, _place())
-    of_topic = place_of(sourced=sourced).isin(*topics)
-    if sourced:  # those of a topic that was read before the source had a name
-        of_topic |= F.array_contains(read, _place())
+    # Also rows of a topic that was read before its source had a name, or under another one.
+    of_topic = place_of(sourced=sourced).isin(*topics) | F.array_contains(read, _place())
     return F.coalesce(~of_topic | other_partition, F.lit(False))
 
 

@@ -489,9 +489,9 @@ class Source(ABC):
         return {}
 
     @classmethod
-    def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:  # noqa: ARG003
-        """Where schemas of ids are looked up; default: in the registry."""
-        return registry
+    def lookup(cls, settings: Settings, connect: Callable[[Settings], SchemaLookup]) -> SchemaLookup:
+        """Where schemas of ids are looked up; default: in the registry. `connect`: makes the client of a registry."""
+        return connect(settings)
 
     @classmethod
     def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:  # noqa: ARG003
@@ -535,8 +535,8 @@ class Source(ABC):
         """What became of lost records; `is_`, `has`: these verbs, singular or plural."""
         return f"{has} expired there"
 
-    def commit_group_offsets(self, group: str, offsets: Offsets) -> None:  # noqa: ARG002
-        """Tell a consumer group what bronze has, so that monitoring tools see its lag; default: there are no groups."""
+    def commit_group_offsets(self, offsets: Offsets) -> None:  # noqa: ARG002
+        """Tell the settings' consumer group what bronze has, so that monitoring tools see its lag; default: there is none."""
         return
 
     def file_counts(self) -> Counter[str]:

@@ -18,9 +18,12 @@ PARTED = "sources"
 #: Settings of the whole pipeline, not of a source: they are about one commit, all records, or another kind of source.
 OF_ALL = frozenset({"source_table", "max_records_per_batch", "message_types", "on_data_loss"})
 #: Settings that replace each other: a source that sets one of them takes no other one from the top level.
+TOPICS = frozenset({"kafka_topic", "kafka_topic_pattern", "kafka_assign"})
+STARTING = frozenset({"starting_offsets", "starting_timestamp"})
 INSTEAD = (
-    frozenset({"kafka_topic", "kafka_topic_pattern", "kafka_assign"}),
-    frozenset({"starting_offsets", "starting_timestamp"}),
+    TOPICS,
+    STARTING,
+    frozenset({"kafka_options", "kafka_login"}),
     frozenset({"files_path", "files_schema", "files_message_type"}),
     frozenset(
         f"schema_registry_{name}" for name in ("user", "password", "token", "token_url", "client_id", "client_secret", "scope")
@@ -84,19 +87,6 @@ class SeveralSettings(SettingsGroup):
         return value
 
     @model_validator(mode="after")
-    def _types_are_bounded(self) -> Self:
-        """With a table for each type, records must not choose how many tables there are."""
-        all_types = getattr(self, "silver_per", "entity") == "entity_and_type" and not getattr(self, "silver_types", ())
-        for one in settings_or_each(self) if all_types else []:
-            for topic, entry in getattr(one, "decoding", {}).items():
-                if entry.type_field is not None or entry.cloudevents:
-                    raise ValueError(
-                        f"GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_TYPES, as records of {topic} say "
-                        "themselves of which type they are (`type_field`, `cloudevents`): name those that get tables"
-                    )
-        return self
-
-    @model_validator(mode="after")
     def _one_list_of_files(self) -> Self:
         if not self.sources:
             return self
@@ -117,9 +107,14 @@ def settings_of_each(settings: AnySettings) -> dict[str, AnySettings]:
     return {name: settings.model_copy(update=_own(one)) for name, one in sources.items()}
 
 
+def settings_by_source(settings: AnySettings) -> dict[str, AnySettings]:
+    """As `settings_of_each`; without `sources` the one that there is, which has no name."""
+    return settings_of_each(settings) or {"": settings}
+
+
 def settings_or_each(settings: AnySettings) -> list[AnySettings]:
     """The settings of each source; of the one that there is without `sources`."""
-    return list(settings_of_each(settings).values()) or [settings]
+    return list(settings_by_source(settings).values())
 
 
 def registry_names(settings: SourceSettings) -> dict[str, str]:
@@ -137,7 +132,8 @@ def _own(one: OneSource) -> dict[str, Any]:
     defaults = OneSource.model_fields
     replaced = {name for group in INSTEAD if own & group for name in group - own}
     if "source" in own and one.source != FileSettings.model_fields["source"].default:
-        replaced |= INSTEAD[0]
+        # What the top level says of topics is not meant for files.
+        replaced |= TOPICS | (STARTING - own)
     values = {name: defaults[name].get_default(call_default_factory=True) for name in replaced}
     return values | {name: getattr(one, name) for name in own} | {"sources": {}}
 

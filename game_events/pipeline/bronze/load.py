@@ -29,7 +29,6 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from game_events.config.sources.several import settings_or_each
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConfigurationError, ConflictError, GameEventsError, first_few
@@ -343,19 +342,17 @@ def report_batch(
 def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> None:
     """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze."""
     source = pipeline.source
-    groups = {one.consumer_group for one in settings_or_each(pipeline.settings)} - {None}
-    group = ", ".join(sorted(map(str, groups)))
     offsets = plan.reached | plan.ends
     report.add(BronzeResult(lag=plan.lag))
     if pipeline.settings.sources:
         report.add_failed_sources(source.failures)
     if counts := source.file_counts():
         report.add_files(counts)
-    if group and offsets:
+    if offsets:
         try:
-            source.commit_group_offsets(group, offsets)
+            source.commit_group_offsets(offsets)
         except GameEventsError as error:
-            report.warn(f"offsets of consumer group {group} were not committed: {error}")
+            report.warn(str(error))
 
 
 #: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.

@@ -15,7 +15,7 @@ from itertools import groupby
 from deltalake import DeltaTable
 
 from game_events.config.settings import SETTING, Settings
-from game_events.config.sources.several import settings_of_each
+from game_events.config.sources.several import settings_by_source
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.lakehouse.tables import QUARANTINE, is_silver
@@ -55,7 +55,7 @@ def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceS
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
     new = _topics_not_read(now, reached)
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
-    each = settings_of_each(settings) or {"": settings}
+    each = settings_by_source(settings)
     has_pattern = any(one.kafka_topic_pattern is not None for one in each.values())
     known = topics_known(handle) if new or has_pattern else {}
     if known:
@@ -319,10 +319,9 @@ def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
 
 
 def _by_settings(settings: Settings, now: SourceSnapshot) -> list[tuple[Settings, SourceSnapshot]]:
-    """The parts of several sources with the settings of each; without them all there is."""
-    each = settings_of_each(settings)
-    parts = {name: now.of(lambda partition, name=name: partition.source == name) for name in each}  # type: ignore[misc]
-    return [(each[name], part) for name, part in parts.items()] if each else [(settings, now)]
+    """The parts of the sources with the settings of each."""
+    each = settings_by_source(settings).items()
+    return [(one, now.of(lambda partition, name=name: partition.source == name)) for name, one in each]  # type: ignore[misc]
 
 
 def _start_of(source: Source, settings: Settings, now: SourceSnapshot) -> Offsets:

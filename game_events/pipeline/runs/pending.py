@@ -19,7 +19,7 @@ from itertools import chain
 from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings
-from game_events.config.sources.several import settings_of_each
+from game_events.config.sources.several import settings_by_source
 from game_events.config.type_names import game_of
 from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.group import for_games, opened
@@ -117,7 +117,7 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     bronze = lakehouse.table(BRONZE).open_to_read()
     if bronze is None:
         # The first run decides where it starts: only records that exist already can wait for it.
-        each = settings_of_each(settings) or {"": settings}
+        each = settings_by_source(settings)
         earliest = {name for name, one in each.items() if one.starting_offsets == "earliest"}
         lag = {p: records if p.source in earliest else 0 for p, records in seen.there.items()}
         return PipelineLag(name, seen, seen.earliest, lag, made=bool(earliest), failures=source.failures)

@@ -27,7 +27,7 @@ from game_events.config.names import measures
 from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
-from game_events.config.sources.several import registry_names, settings_of_each, settings_or_each
+from game_events.config.sources.several import registry_names, settings_by_source, settings_of_each, settings_or_each
 from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
@@ -153,7 +153,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
 def _source_checks(settings: Settings) -> dict[str, Check]:
     """Checks of what is read, and of its registry; those of several sources have their names."""
     checks: dict[str, Check] = {}
-    for name, one in (settings_of_each(settings) or {"": settings}).items():
+    for name, one in settings_by_source(settings).items():
         checks[f"{class_of(one).check_name} {name}".strip()] = partial(_source, one)
         if _may_have_subjects(one):
             checks[f"schema registry {name}".strip()] = partial(_registry, one)
@@ -250,19 +250,21 @@ def _registry(settings: Settings) -> str:
 
 def _decoding(settings: Settings) -> str:
     """What is used for each topic without frames; a hint for topics that are not read."""
+    lookup = class_of(settings).lookup(settings, partial(SchemaRegistry, timeout_s=WAIT_S, retries=0))
+    catalog = SchemaCatalog(lookup, Lakehouse.of(settings))
+    named = NamedSchemas(TopicRules.of_settings(settings, settings_of_each(settings)), lookup, catalog)
     texts = []
     idle: set[str] = set()
-    for source, one in (settings_of_each(settings) or {"": settings}).items():
-        registry = SchemaRegistry(one, WAIT_S, retries=0)
+    for source, one in settings_by_source(settings).items():
         rules = TopicRules.of_settings(one)
-        named = NamedSchemas(rules, registry, SchemaCatalog(registry, Lakehouse.of(settings)))
-        described = (named.described(name, rule) for name, rule in (*rules.exact.items(), *rules.patterns))
-        texts += [f"{source}/{text}" if source else text for text in described]
-        idle |= rules.exact.keys()
-    topics = {topic for one in settings_or_each(settings) for topic in one.kafka_topics}
-    idle -= topics
-    text = "; ".join(texts)
-    return Hint(f"{text}; no topic of the settings is {', '.join(sorted(idle))}") if idle and topics else text
+        for name, rule in (*rules.exact.items(), *rules.patterns):
+            text = named.described(name, rule, catalog.registries.get(source, ""))
+            texts.append(f"{source}/{text}" if source else text)
+        if one.kafka_topics:  # else it is not known before the broker answers which topics a pattern means
+            idle |= rules.exact.keys() - set(one.kafka_topics)
+    idle -= {topic for one in settings_or_each(settings) for topic in one.kafka_topics}
+    said = "; ".join(texts)
+    return Hint(f"{said}; no topic of the settings is {', '.join(sorted(idle))}") if idle else said
 
 
 def _message_types(settings: Settings) -> str:
@@ -281,7 +283,7 @@ def _message_types(settings: Settings) -> str:
 def _known_types(settings: Settings) -> set[str]:
     """Message types of the archived schemas, and of those of the topics' subjects."""
     lakehouse = Lakehouse.of(settings)
-    catalog = SchemaCatalog(class_of(settings).lookup(settings, SchemaRegistry(settings)), lakehouse)
+    catalog = SchemaCatalog(class_of(settings).lookup(settings, SchemaRegistry), lakehouse)
     ids = set(SchemaArchive(lakehouse).digests())
     if _may_have_subjects(settings):
         ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}

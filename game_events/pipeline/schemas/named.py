@@ -63,8 +63,8 @@ class NamedSchemas:
                 types += [self._keys[name]] if name in self._keys else []
         return types
 
-    def described(self, name: str, rule: TopicRule, registry: str = "") -> str:
-        """What is used for a topic, or topics of a pattern, after a try; raises as `types_of`."""
+    def described(self, name: str, rule: TopicRule, registry: str) -> str:
+        """What is used for a topic, or topics of a pattern, after a try; raises as `types_of`. `registry`: of its source."""
         text = f"{name}: {rule}"
         if rule.name is None:
             return text if rule.schema is not None else f"{text}, columns are inferred"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ColumnMap, Field, FieldId, Kept, field_key, path_inside
@@ -186,8 +186,8 @@ CHANGE_COLUMNS = ("message", "field", "change", "before", "after", "column")
 
 def registry_of(settings: Settings, limits: SchemaLimits | None = None) -> SchemaLookup:
     """The registry of the settings, or those of several sources."""
-    registry = SchemaRegistry(settings, limits=limits)
-    return class_of(settings).lookup(settings, registry) if settings.sources else registry
+    connect = partial(SchemaRegistry, limits=limits)
+    return class_of(settings).lookup(settings, connect) if settings.sources else connect(settings)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -447,9 +447,9 @@ class FileSource(Source):
         return f"{is_} gone from there"
 
     @classmethod
-    def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:
+    def lookup(cls, settings: Settings, connect: Callable[[Settings], SchemaLookup]) -> SchemaLookup:
         """Schemas of the files' own, then those of the registry."""
-        return FileSchemas(registry, framed=settings.files_framed)
+        return FileSchemas(connect(settings), framed=settings.files_framed)
 
     @classmethod
     def named_subjects(cls, settings: Settings) -> tuple[str, ...]:  # noqa: ARG003

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -140,8 +141,7 @@ class KafkaReading(Reading):
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         """See `Reading.batches`."""
         columns = MessageColumns(self.max_record_bytes, notes)
-        kept = _OF_SOURCES.setdefault(self.source, KeptConsumer()) if self.source else _KEPT
-        with kept.lent(self) as opened:
+        with _KEPT[self.source].lent(self) as opened:
             for first in range(0, len(self.parts[task]), PARTITIONS_AT_ONCE):
                 some = self.parts[task][first : first + PARTITIONS_AT_ONCE]
                 batches = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
@@ -202,9 +202,8 @@ class KeptConsumer:
         return OpenConsumer(consumer, reading.options, memory, process)
 
 
-_KEPT = KeptConsumer()
-#: Name in `SOURCES` -> its consumer.
-_OF_SOURCES: dict[str, KeptConsumer] = {}
+#: Name in `SOURCES` (empty: there is one source) -> its consumer.
+_KEPT: defaultdict[str, KeptConsumer] = defaultdict(KeptConsumer)
 
 
 class _Assignment:

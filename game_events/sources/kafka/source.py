@@ -36,7 +36,7 @@ from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
 from game_events.config.sources.kafka_login import TOKEN_URL, described, tokens_of
 from game_events.decoding.unframed.topics import TopicRules
-from game_events.errors import ConfigurationError, TransientError, many
+from game_events.errors import ConfigurationError, GameEventsError, TransientError, many
 from game_events.sources.factory import since
 from game_events.sources.kafka.client import (
     LOOK_S,
@@ -409,9 +409,15 @@ class KafkaSource(Source):
         most = self._settings.max_record_bytes
         return KafkaReading(self.servers, options, ranges, most, SILENCE_S, source=self._name)
 
-    def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
-        """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""
-        self.admin.commit_group_offsets(group, offsets)
+    def commit_group_offsets(self, offsets: Offsets) -> None:
+        """Commit offsets for the settings' consumer group, if there is one; raises as `snapshot`."""
+        group = self._settings.consumer_group
+        if group is None:
+            return
+        try:
+            self.admin.commit_group_offsets(group, offsets)
+        except GameEventsError as error:
+            raise type(error)(f"offsets of consumer group {group} were not committed: {error}") from error
 
     def check(self) -> str:
         """Number of partitions and records of each topic, and the login."""

@@ -12,7 +12,7 @@ from game_events.config.settings import Settings
 from game_events.config.sources.several import registry_names, settings_of_each
 from game_events.decoding.frame import RegistrySchema, SchemaId, bare, named, registry_of
 from game_events.errors import ConfigurationError, TransientError
-from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion
+from game_events.schema_registry import SchemaLookup, SubjectVersion
 from game_events.sources.factory import class_of
 
 T = TypeVar("T")
@@ -26,17 +26,17 @@ def subject_in(registry: str, subject: str) -> str:
 class SeveralRegistries(SchemaLookup):
     """Each registry under its name."""
 
-    def __init__(self, settings: Settings, connect: Callable[[Settings], SchemaRegistry] = SchemaRegistry) -> None:
+    def __init__(self, settings: Settings, connect: Callable[[Settings], SchemaLookup]) -> None:
         """Connects at the first call, with the login of the first source of each registry."""
         self.registries = registry_names(settings)
-        clients: dict[str, SchemaRegistry] = {"": connect(settings)}
+        clients: dict[str, SchemaLookup] = {"": connect(settings)}
         self._lookups: dict[str, list[SchemaLookup]] = {}
         for name, one in settings_of_each(settings).items():
             registry = self.registries[name]
             is_first = registry not in self._lookups
             if is_first:
                 clients[registry] = connect(one)
-            lookup = class_of(one).lookup(one, clients[registry])
+            lookup = class_of(one).lookup(one, lambda _, client=clients[registry]: client)  # type: ignore[misc]
             known = self._lookups.setdefault(registry, [])
             if lookup not in known:
                 # What came with files is known without a request.

@@ -305,13 +305,16 @@ class SeveralSources(Source):
         types = [(self._registries[name], key) for name in self._in_play() for key in self._of[name].expected_types()]
         return [(named(registry, schema_id), path) for registry, (schema_id, path) in types]
 
-    def commit_group_offsets(self, group: str, offsets: Offsets) -> None:  # noqa: ARG002
-        """To the group of each source, at its brokers."""
-        each = settings_of_each(self._settings)
+    def commit_group_offsets(self, offsets: Offsets) -> None:
+        """To the group of each source, at its brokers; raises one error for all that fail."""
+        errors = []
         for source, mine in self._by_source(offsets):
-            of_source = each[mine[0].source].consumer_group
-            if of_source is not None:
-                source.commit_group_offsets(of_source, {p: offsets[p] for p in mine})
+            try:
+                source.commit_group_offsets({p: offsets[p] for p in mine})
+            except GameEventsError as error:
+                errors.append(str(error))
+        if errors:
+            raise TransientError("; ".join(errors))
 
     def file_counts(self) -> Counter[str]:
         """Of the source of files, if there is one."""
@@ -324,9 +327,9 @@ class SeveralSources(Source):
     # --- what the settings alone tell
 
     @classmethod
-    def lookup(cls, settings: Settings, registry: SchemaLookup) -> SchemaLookup:  # noqa: ARG003
+    def lookup(cls, settings: Settings, connect: Callable[[Settings], SchemaLookup]) -> SchemaLookup:
         """The registries of all sources."""
-        return SeveralRegistries(settings)
+        return SeveralRegistries(settings, connect)
 
     @classmethod
     def named_subjects(cls, settings: Settings) -> tuple[str, ...] | None:

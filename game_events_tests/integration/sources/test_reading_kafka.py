@@ -22,7 +22,7 @@ from game_events_tests.support.worlds.topics import admin, expire, make_anew, ma
 def kept(monkeypatch):
     """The consumer of this test, which is closed behind it."""
     made = KeptConsumer()
-    monkeypatch.setattr(reader, "_KEPT", made)
+    monkeypatch.setattr(reader, "_KEPT", {"": made})
     yield made
     made.close()
 

@@ -11,6 +11,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.schema_registry import SchemaLookup
 from game_events_tests.support.decoding.helpers import compiled, decode, descriptor_set, reasons_by_position, rows_by_position
 from game_events_tests.support.decoding.registered_forms import FORMS, in_form
 from game_events_tests.support.javascript.clients import run_script
@@ -45,7 +46,7 @@ INDEXES = {
 }  # fmt: skip
 
 
-class Registry:
+class Registry(SchemaLookup):
     """Gives one schema back, in one of the forms that registries have."""
 
     url = "http://registry"

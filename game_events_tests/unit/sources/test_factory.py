@@ -71,14 +71,14 @@ def test_a_source_of_a_plug_in_is_made_by_its_kind_and_has_a_default_for_all_els
     assert (source.schemas(), source.expected_types(), source.file_counts(), source.tables(None)) == ([], [], {}, [])
     assert source.gone_text("is", "has") == "has expired there"
     assert subjects(settings) == ()
-    assert source.commit_group_offsets("group", {}) is None
+    assert source.commit_group_offsets({}) is None
     (upstream,) = source.upstreams(settings)
     assert upstream.key[0] == "queue"
     assert source.subject_upstream(settings, "events-value").key == ("schema_registry", "events-value")
     assert source.address(settings, "http://queue") == "http://queue"
     assert (source.name(settings), source.holder(settings), source.unencrypted(settings)) == ("queue", "queue", [])
     registry = object()
-    assert source.lookup(settings, registry) is registry
+    assert source.lookup(settings, lambda _: registry) is registry
 
 
 def test_the_halves_of_an_id_make_it_again():

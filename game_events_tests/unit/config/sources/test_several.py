@@ -148,3 +148,24 @@ def test_records_that_name_their_type_do_not_choose_how_many_tables_there_are(ho
             load_settings(silver_per="entity_and_type", **given)
         assert load_settings(silver_per="entity_and_type", silver_types="move", **given)
         assert load_settings(**given)
+
+
+def test_a_source_with_a_login_of_its_own_is_not_sent_the_top_levels():
+    """Else one cluster's password would go to another one's brokers."""
+    secret = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "p"}
+    settings = each(kafka_options=secret, msk_region="eu-west-1", sources={"us": {"kafka_login": "msk_iam"}, "eu": {}})
+    assert (settings["us"].kafka_options, settings["us"].kafka_login) == ({}, "msk_iam")
+    assert settings["eu"].kafka_options.keys() == secret.keys()
+    settings = each(
+        kafka_login="msk_iam", msk_region="eu-west-1", sources={"us": {"kafka_options": secret}, "eu": {"kafka_options": {}}}
+    )
+    assert [settings[name].kafka_login for name in ("us", "eu")] == ["options", "options"]
+
+
+def test_where_topics_start_is_not_where_files_start():
+    sources = {"old": {"source": "files", "files_path": "in"}, "late": {"source": "files", "files_path": "in"}}
+    for given in ({"starting_offsets": "latest"}, {"starting_timestamp": "2026-01-01T00:00:00Z"}):
+        old = each(sources={"old": sources["old"], "eu": {}}, **given)["old"]
+        assert (old.starting_offsets, old.starting_timestamp) == ("earliest", None)
+    own = each(sources={"old": sources["old"] | {"starting_timestamp": "2026-01-01T00:00:00Z"}})["old"]
+    assert own.starting_timestamp is not None

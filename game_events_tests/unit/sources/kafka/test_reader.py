@@ -139,7 +139,7 @@ class Consumer:
 def kept(monkeypatch):
     """No consumer is left by another test."""
     made = KeptConsumer()
-    monkeypatch.setattr(reader, "_KEPT", made)
+    monkeypatch.setattr(reader, "_KEPT", {"": made})
     return made
 
 
