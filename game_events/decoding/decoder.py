@@ -187,7 +187,17 @@ class BatchDecoder:
         return self._settled(result)
 
     def _decode_framed(self, values: pa.BinaryArray, headers: pa.ListArray | None, registry: str, result: DecodedBatch) -> None:
-        groups, bad_frames = frames.split(values, headers, self._indexless_of(registry))
+        self._decode_split(*frames.split(values, headers, self._indexless_of(registry)), values, registry, result)
+
+    def _decode_split(
+        self,
+        groups: list[frames.FrameGroup],
+        bad_frames: list[frames.BadFrames],
+        values: pa.BinaryArray,
+        registry: str,
+        result: DecodedBatch,
+    ) -> None:
+        """Decode values that are split by their frames."""
         if registry:
             groups = [replace(group, schema_id=frames.named(registry, group.schema_id)) for group in groups]
             bad_frames = [_of_registry(bad, registry) for bad in bad_frames]

@@ -170,6 +170,30 @@ def test_stored_rows_of_a_topic_without_a_rule_keep_the_schema_that_they_were_de
     assert reasons_of(batch)[2][0] == Reason.BAD_MAGIC
 
 
+def test_payloads_of_stored_rows_that_begin_like_frames_are_decoded_by_the_schema_of_before(world):
+    guid = str(uuid.UUID(int=9))
+    world.registry.schemas[guid] = RegistrySchema(guid, "AVRO", json.dumps(AVRO))
+    short, longer = visit("", 1), visit("", 300_000_000_000)
+    assert short[0] == longer[0] == 0 and len(short) < 5 < len(longer), "both begin as a frame does"
+    values = [
+        short,
+        longer,
+        short,
+        longer,
+        b"\0\0\0\0\2" + visit("x", 2),
+        b"\1" + bytes([*[0] * 15, 9]) + visit("y", 3),
+        None,
+        short,
+    ]
+    ids = pa.array([2, 2, None, None, 2, None, 2, None], pa.int64())
+    guids = pa.array([None, None, guid, guid, None, guid, None, None], pa.string())
+    batch = world({}, values, stored=(ids, guids, pa.array(["Visit"] * 8)))
+    pages = {at: (row["page"], row["n"]) for at, (_, row) in rows_of(batch).items()}
+    many = ("", 300_000_000_000)
+    assert pages == {0: ("", 1), 1: many, 2: ("", 1), 3: many, 4: ("x", 2), 5: ("y", 3)}
+    assert {at: why for at, (why, _) in reasons_of(batch).items()} == {6: Reason.TOMBSTONE, 7: Reason.TOO_SHORT}
+
+
 def test_stored_rows_of_a_subject_stay_with_their_version_and_others_get_the_newest(world):
     wider = AVRO | {"fields": [*AVRO["fields"], {"name": "os", "type": "string"}]}
     world.registry.schemas[4] = RegistrySchema(4, "AVRO", json.dumps(wider))
