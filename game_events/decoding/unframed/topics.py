@@ -31,6 +31,7 @@ from game_events.decoding.frame import (
 )
 from game_events.decoding.unframed.cloudevents import events_of
 from game_events.decoding.unframed.inferred import KINDS, TopicDocuments, inferred_id
+from game_events.errors import ConfigurationError
 
 if TYPE_CHECKING:  # its libraries would be imported by workers
     from game_events.config.settings import Settings
@@ -116,13 +117,14 @@ class TopicRule:
 class TopicRules:
     """All rules, perhaps none: `exact` by topic, `patterns` in their order; `max_bytes`: of one record, unpacked.
 
-    `of_sources`: source -> the rules of its topics, where there are several.
+    `of_sources`: source -> the rules of its topics, where there are several; `read`: regular expression of the topics read.
     """
 
     exact: Mapping[str, TopicRule] = field(default_factory=dict)
     patterns: tuple[tuple[str, TopicRule], ...] = ()
     max_bytes: int = 2**26
     of_sources: Mapping[str, TopicRules] = field(default_factory=dict)
+    read: str = ".*"
 
     @classmethod
     def of_settings(cls, settings: Settings, sources: Mapping[str, Settings] = MappingProxyType({})) -> TopicRules:
@@ -131,7 +133,8 @@ class TopicRules:
         patterns = settings.decoding_patterns
         exact = {name: rule for name, rule in rules.items() if name not in patterns}
         of_sources = {source: cls.of_settings(one) for source, one in sources.items()}
-        return cls(exact, tuple((name, rules[name]) for name in patterns), settings.max_record_bytes, of_sources)
+        named = tuple((name, rules[name]) for name in patterns)
+        return cls(exact, named, settings.max_record_bytes, of_sources, settings.topic_pattern)
 
     @property
     def all(self) -> list[TopicRule]:
@@ -140,9 +143,19 @@ class TopicRules:
         return [*own, *(rule for rules in self.of_sources.values() for rule in rules.all)]
 
     def inferred(self, topic: str) -> TopicRule | None:
-        """A rule without a schema for a topic, of any source: topics of one name have the same columns."""
-        rules = (known.of(topic) for known in (self, *self.of_sources.values()))
-        return next((rule for rule in rules if rule is not None and rule.schema is None), None)
+        """The rule without a schema for a topic, of the sources that read it, else of any (there may be stored rows of it).
+
+        ConfigurationError: they differ, though topics of one name have the same columns.
+        """
+        reading = [known for known in self.of_sources.values() if re.fullmatch(known.read, topic)]
+        found = [known.of(topic) for known in reading or (self, *self.of_sources.values())]
+        rules = [rule for rule in found if rule is not None and rule.schema is None]
+        if reading and any(rule.documents != rules[0].documents for rule in rules):
+            raise ConfigurationError(
+                f"{SETTING}: sources have other `hints` or another `type_field` for topics of one name, {topic}, which have "
+                "the same columns: let all say the same"
+            )
+        return rules[0] if rules else None
 
     def of(self, topic: str | None, source: str | None = None) -> TopicRule | None:
         """The rule of a topic; None: its records have frames."""
