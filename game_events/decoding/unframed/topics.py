@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -427,6 +427,7 @@ def _unpacked(
         yield np.array(good, np.int64), pa.array(payloads, pa.binary())
 
 
-def unpacked_lengths(lengths: Sequence[int] | Rows) -> Rows:
-    """Bytes that payloads may have once they are unpacked."""
-    return np.asarray(lengths, np.int64) * _ZLIB_RATIO
+def unpacked_lengths(values: pa.BinaryArray, lengths: Rows, most: int) -> Rows:
+    """Bytes that payloads may have once those that are compressed are unpacked, each to at most so many."""
+    is_packed = np.asarray(pc.fill_null(pc.equal(pc.binary_slice(values, 0, stop=2), GLUE_HEADS[1]), False))
+    return np.where(is_packed, np.minimum(lengths.astype(np.int64) * _ZLIB_RATIO, most), lengths)

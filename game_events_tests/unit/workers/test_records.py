@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan
 from game_events.decoding.frame import Reason, RegistrySchema, schema_guid
 from game_events.decoding.unframed.topics import TopicPlan, TopicRules
@@ -156,11 +157,29 @@ def test_frames_of_aws_glue_are_stripped_and_unpacked_within_bounds(world):
     }  # fmt: skip
 
 
+def parts_of(values, columns=None, framed="glue"):
+    """Rows of the parts that values are decoded in."""
+    rules = TopicRules.of_settings(load_settings(decoding={"events": {"format": "json", "framed": framed}}))
+    decoder = RecordDecoder(DecodePlan(columns=columns or ColumnMap(), topics=TopicPlan(rules)))
+    return [len(part) for part in decoder.parts(pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())}), "value")]
+
+
 def test_a_batch_that_may_be_compressed_is_cut_by_what_it_may_become():
-    rules = TopicRules.of_settings(load_settings(decoding={"events": {"format": "json", "framed": "glue"}}))
-    decoder = RecordDecoder(DecodePlan(topics=TopicPlan(rules)))
-    batch = pa.RecordBatch.from_pydict({"value": pa.array([os.urandom(400_000)] * 6, pa.binary())})
-    assert [len(part) for part in decoder.parts(batch, "value")] == [2, 2, 2]
+    packed = b"\3\5" + os.urandom(400_000)
+    assert parts_of([packed] * 40) == [16, 16, 8], "64 MiB each, as more are too large"
+    assert parts_of([packed[: 300_000 // 1_032]] * 10_000) == [3587, 3587, 2826]
+    assert parts_of([]) == [0]
+
+
+def test_what_is_not_compressed_is_cut_as_without_aws_glue():
+    for plain in (b"x" * 400_000, b"\3\0" + b"x" * 400_000):
+        assert parts_of([plain] * 40) == [40]
+    lists = ColumnMap().with_columns({"items": pa.list_(pa.string())})
+    many = [b"x" * 1_000_000] * 60
+    assert parts_of(many, lists) == parts_of(many, lists, framed="auto")
+    assert len(parts_of(many, lists)) > 1
+    mixed = [b"x" * 1_000, b"\3\5" + b"x" * 100_000] * 3
+    assert len(parts_of(mixed, lists)) > len(parts_of(mixed)), "cells are bounded, too"
 
 
 def test_stored_rows_of_a_topic_without_a_rule_keep_the_schema_that_they_were_decoded_with(world):
