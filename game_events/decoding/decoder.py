@@ -77,8 +77,8 @@ class DecodePlan:
     registries: Mapping[str, str] = field(default_factory=dict)
 
     def registry_of(self, source: str | None) -> str:
-        """Name of the registry of which the ids of a source's records are; None: the records are older than `SOURCES`."""
-        return "" if source is None else self.registries.get(source, source)
+        """Name of the registry of which the ids of a source's records are (`frame.registry_of_source`)."""
+        return frames.registry_of_source(source, self.registries)
 
     def name_of(self, key: TypeKey) -> str | None:
         """Full name of a message type; None: it is not known."""

@@ -65,6 +65,11 @@ class SchemaName(NamedTuple):
     stored: SchemaId | None = None
     registry: str = ""
 
+    @property
+    def follows_rows(self) -> bool:
+        """Whether stored rows keep the version that they were decoded with: of a subject without a number."""
+        return self.schema.startswith(SUBJECT) and "@" not in self.schema
+
     def within(self, registry: str) -> SchemaName:
         """The name in a registry; a file is in none."""
         return self if self.schema.startswith(FILE) else self._replace(registry=registry)
@@ -328,7 +333,7 @@ def _names(rule: TopicRule, rows: Rows, records: Records, result: BareRows) -> l
 def _versions(name: SchemaName, rows: Rows, records: Records) -> list[tuple[SchemaName, Rows]]:
     """The name alone; of stored rows and a subject's newest version, with the schema that each was decoded with."""
     everywhere = np.arange(len(rows), dtype=np.int64)
-    if records.stored is None or not name.schema.startswith(SUBJECT) or "@" in name.schema:
+    if records.stored is None or not name.follows_rows:
         return [(name, everywhere)]
     ids = records.stored[0].take(pa.array(rows))
     named = [(name._replace(stored=int(number)), positions) for number, positions in distinct(ids)]

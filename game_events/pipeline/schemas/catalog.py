@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,17 @@ from game_events.decoding.decoder import (
     first_decoders,
     json_title,
 )
-from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, bare, ordered, registry_of
+from game_events.decoding.frame import (
+    IndexPath,
+    Reason,
+    RegistrySchema,
+    SchemaId,
+    bare,
+    named,
+    ordered,
+    registry_of,
+    registry_of_source,
+)
 from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -39,10 +49,10 @@ from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.inferred import InferredSchema, TopicDocuments, inferred_id, merged_texts, planned, topic_of
 from game_events.decoding.unframed.topics import SchemaName, TopicRules
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.data.columns import with_comments
+from game_events.lakehouse.data.columns import FIRST_MESSAGE, StoredType, with_comments
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.archive import SchemaArchive, registry_changed
-from game_events.pipeline.schemas.named import NamedSchemas
+from game_events.pipeline.schemas.named import NamedSchemas, path_of
 from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
@@ -362,6 +372,18 @@ class SchemaCatalog:
     def types_of_topics(self, topics: Iterable[tuple[str, str]]) -> list[TypeKey]:
         """Types to plan for before the first record of these topics, each with its source; raises as `NamedSchemas`."""
         return [] if self._named is None else self._named.types_of(topics)
+
+    def types_of_stored(self, stored: Sequence[StoredType]) -> list[TypeKey]:
+        """Types to plan for before rows are decoded again; raises as `compiled`."""
+        # First by the rules, which add schemas of files.
+        types = [] if self._named is None else [key for item in stored for key in self._named.types_of_stored(item)]
+        for item in stored:
+            if item.schema_id is not None:
+                schema_id = item.schema_id
+                if isinstance(schema_id, int) or not self.is_known(schema_id):  # the GUID of a file is of no registry
+                    schema_id = named(registry_of_source(item.source, self.registries), schema_id)
+                types.append((schema_id, path_of(self.compiled(schema_id), item.message_type) or FIRST_MESSAGE))
+        return list(dict.fromkeys(types))
 
     def look_up_names(self, names: Collection[SchemaName], room: int) -> int:
         """As `look_up`, of schemas that records name; returns the number of unknown ones."""

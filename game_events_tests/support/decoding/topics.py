@@ -56,10 +56,10 @@ def records(values, topic="events", headers=None, keys=None, stored=None):
     return Records(pa.array(values, pa.binary()), made, pa.array(topics, pa.string()), keys, stored)
 
 
-def decoded(catalog, sent, columns=None):
-    """The decoded batch, bronze's columns afterwards, and how often it was decoded."""
+def decoded(catalog, sent, columns=None, planned=()):
+    """The decoded batch, bronze's columns afterwards, and how often it was decoded; `planned`: types to begin with."""
     columns = columns or ColumnMap()
-    planned = set()
+    planned = set(planned)
     rest = None
     room = catalog.max_unknown_ids
     for attempt in range(1, 12):

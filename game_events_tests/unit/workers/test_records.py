@@ -15,6 +15,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan
 from game_events.decoding.frame import Reason, RegistrySchema, schema_guid
 from game_events.decoding.unframed.topics import TopicPlan, TopicRules
+from game_events.lakehouse.data.columns import StoredType
 from game_events.workers.records import RecordDecoder
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.decoding.topics import Registry, catalog_of, decoded, reasons_of, records, rows_of
@@ -31,6 +32,10 @@ def proto(schema_id=1):
 
 def a(**fields):
     return python_class(compiled(TEXT))(**fields)
+
+
+def compiled_b(**fields):
+    return python_class(compiled(TEXT), (1,))(**fields)
 
 
 def visit(page, n):
@@ -224,6 +229,40 @@ def test_stored_rows_of_a_subject_stay_with_their_version_and_others_get_the_new
     new = visit("y", 2) + b"\x02z"
     batch = world({"format": "avro", "schema": "subject:visits"}, [visit("x", 1), new, new, new], stored=stored)
     assert {at: row.get("os") for at, (_, row) in rows_of(batch).items()} == {0: None, 1: "z", 2: "z", 3: "z"}
+
+
+def test_rows_are_decoded_again_with_one_plan(tmp_path, world):
+    """Their types are known from what they were decoded with, and from the rules of now."""
+    wider = AVRO | {"fields": [*AVRO["fields"], {"name": "os", "type": "string"}]}
+    world.registry.schemas[4] = RegistrySchema(4, "AVRO", json.dumps(wider))
+    world.registry.subjects["visits"] = [2, 4]
+    world.registry.versions = lambda subject: [
+        type("V", (), {"schema_id": i, "version": n})() for n, i in enumerate(world.registry.subjects[subject], 1)
+    ]
+    file = tmp_path / "a.proto"
+    file.write_text(TEXT)
+    entries = {
+        "files": {"format": "protobuf", "schema": str(file), "message_type": "t.B"},
+        "visits": {"format": "avro", "schema": "subject:visits"},
+        "clicks": {"format": "json", "cloudevents": True},
+    }
+    guid = schema_guid("PROTOBUF", TEXT)
+    rows = [
+        ("files", b"\x0a\x03ann", StoredType(None, "files", guid, "t.B")),
+        ("visits", visit("x", 1), StoredType(None, "visits", 2, "Visit")),
+        ("clicks", b'{"specversion": "1.0"}', StoredType(None, "clicks", None, None)),
+        ("framed", frame(1, (1,), compiled_b(who="bob")), StoredType(None, "framed", 1, "t.B")),
+    ]
+    topics, values, stored = zip(*rows, strict=True)
+    ids = pa.array([item.schema_id if isinstance(item.schema_id, int) else None for item in stored], pa.int64())
+    guids = pa.array([item.schema_id if isinstance(item.schema_id, str) else None for item in stored], pa.string())
+    sent = records(values, topics, stored=(ids, guids, pa.array([item.message_type for item in stored])))
+    catalog = catalog_of(tmp_path / "l", world.registry, decoding=entries)
+    planned = catalog.types_of_stored(stored)
+    batch, columns, times = decoded(catalog, sent, planned=planned)
+    assert (times, reasons_of(batch)) == (1, {})
+    assert {name for name, _ in rows_of(batch).values()} == {"t.B", "Visit", "clicks"}
+    assert dict(catalog.plan(ColumnMap(), planned).columns.columns) == dict(columns.columns), "no type that does not occur"
 
 
 def test_without_rules_nothing_is_looked_at():
