@@ -127,6 +127,7 @@ class NamedSchemas:
         """What workers need of it; `rest`: why other names are unknown, if they are. Unknown names are forgotten in time."""
         now = time.monotonic()
         self._refused = {name: refusal for name, refusal in self._refused.items() if now < self._until[name]}
+        self._until = {name: until for name, until in self._until.items() if name in self._keys or name in self._refused}
         return TopicPlan(self.rules, dict(self._keys), dict(self._refused), rest, room)
 
     def _answer(self, name: SchemaName) -> None:
