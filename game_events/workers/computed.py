@@ -46,7 +46,7 @@ ERROR_CHARS = 300
 
 @dataclass(frozen=True)
 class _Query:
-    """The query for the rows of one message type.
+    """The query for the rows of message types for which the same expressions count.
 
     Attributes:
         sql: gives a struct `v` for each column; NULL where the expression has failed.
@@ -83,7 +83,7 @@ class Computation:
         self._definitions = definitions
         self._columns = columns
         self._types = computed_types(definitions)
-        self._queries: dict[tuple[str | None, pa.Schema], _Query] = {}
+        self._queries: dict[tuple[tuple[Expression | None, ...], pa.Schema], _Query] = {}
         self._opened: duckdb.DuckDBPyConnection | None = None
 
     def applied(self, decoded: DecodedBatch, records: pa.RecordBatch | pa.Table, result: StagedRows) -> DecodedBatch:
@@ -113,9 +113,10 @@ class Computation:
         self, message_type: str | None, rows: pa.Table, count: int, record_column: RecordColumn, result: StagedRows
     ) -> dict[str, pa.Array | pa.ChunkedArray]:
         """Column -> its computed values for decoded rows of a message type; columns that are not computed are left out."""
-        key = (message_type, rows.schema)
+        # Not by the name of the type: records may choose it.
+        key = (tuple(item.of(message_type) for item in self._definitions.computed), rows.schema)
         if key not in self._queries:
-            self._queries[key] = self._query(message_type, rows.schema)
+            self._queries[key] = self._query(*key)
         query = self._queries[key]
         values: dict[str, pa.Array | pa.ChunkedArray] = {}
         for column, why in query.misfits.items():
@@ -154,9 +155,10 @@ class Computation:
             sql += f" WHEN regexp_full_match(v, '{_NAIVE}') THEN {_in_zone(self._definitions.zone)}"
         return connection.sql(f"SELECT {sql} END AS v FROM {_TEXTS}").to_arrow_table().column("v")  # noqa: S608
 
-    def _query(self, message_type: str | None, schema: pa.Schema) -> _Query:
-        """The query for a type's rows with these columns."""
-        asked = [(item, sql) for item in self._definitions.computed if (sql := item.of(message_type)) is not None]
+    def _query(self, expressions: Sequence[Expression | None], schema: pa.Schema) -> _Query:
+        """The query for rows with these columns; `expressions`: of each definition; None: the column is as it was decoded."""
+        pairs = zip(self._definitions.computed, expressions, strict=True)
+        asked = [(item, sql) for item, sql in pairs if sql is not None]
         read = list(dict.fromkeys(chain.from_iterable(sql.names for _, sql in asked)))
         own = frozenset(first for first, *_ in read if first.startswith("_"))
         fields: dict[str, str] = {}

@@ -76,6 +76,15 @@ def test_topic_key_headers_time_of_arrival_and_type_are_those_of_the_records_of_
     assert held[PLAYER] == [f"pkg.Type {n}" for n in (7, 8, 9, 10)]
 
 
+def test_of_types_that_records_name_themselves_one_query_is_kept():
+    made = Computation(definitions_of(load_settings(entity={"Start": "lower(n)", "*": "n"})), ColumnMap({"n": pa.string()}))
+    for number in range(50):
+        columns, _ = compute({"n": ["A"]}, message_type=f"type {number}", computation=made)
+        assert columns[GAME].to_pylist() == ["A"]
+    assert compute({"n": ["A"]}, message_type="t.Start", computation=made)[0][GAME].to_pylist() == ["a"]
+    assert len(made._queries) == 2
+
+
 def test_stored_rows_have_the_same_values_as_the_records_that_they_were():
     own = {
         "_kafka_topic": ["a.b"],
