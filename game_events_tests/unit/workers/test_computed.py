@@ -153,10 +153,12 @@ TEXTS = [
     "2026-01-02", "2026-01-02T24:00:00Z", "2026-06-30T23:59:60Z", "2026-02-30T00:00:00Z", "10000-01-01T00:00:00Z", "now", "",
     "1712345678", " 2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z\n", "infinity", "٢٠٢٦-01-02T03:04:05Z", "2026-01-02T03:04Z",
     "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00", "2026-01-02T03:04:05,5Z",
+    "2026-01-02T03:04:05+99:00", "2026-01-02T03:04:05+24:00", "2026-01-02T03:04:05-23:59", "2026-01-02T03:04:05+0599",
+    "2026-04-05T01:45:00", "2026-04-05T02:00:00", "2026-10-04T02:15:00", "2026-10-04T02:45:00", "2026-10-04T02:15",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "UTC", "America/New_York"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "UTC", "America/New_York", "Australia/Lord_Howe"])
 def test_a_text_is_the_time_that_it_is_in_json(zone):
     settings = load_settings(time="x", **({"naive_times_zone": zone} if zone else {}))
     read = converter(JsonType("timestamp"), None, ZoneInfo(zone) if zone else None)
@@ -170,6 +172,7 @@ def test_a_text_is_the_time_that_it_is_in_json(zone):
     columns, result = compute({"x": TEXTS}, computation=Computation(definitions_of(settings), ColumnMap({"x": pa.string()})))
     held = dict(zip(TEXTS, columns.column(WHEN).to_pylist(), strict=True))
     assert held == {text: expected(text) for text in TEXTS}
+    assert held["2026-01-02T03:04:05+99:00"] is None and held["2026-01-02T03:04:05Z"] is not None
     assert result.nulled[WHEN] == columns.column(WHEN).null_count
 
 
