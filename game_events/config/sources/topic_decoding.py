@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-#: Schemas that are no files: a subject's newest or numbered version; the one that a header or the key of each record names.
-SUBJECT, HEADER, KEY = "subject:", "header:", "key"
+from game_events.config.sources.schema_names import HEADER, KEY, SUBJECT
+
 #: Variable of the environment that names the settings file.
 CONFIG = "GAME_EVENTS_CONFIG"
 #: SQL types of hints.

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.config.sources.schema_names import HEADER, KEY, SUBJECT
 from game_events.decoding.frame import (
     GLUE_BYTES,
     GLUE_HEADS,
@@ -38,12 +39,10 @@ if TYPE_CHECKING:  # its libraries would be imported by workers
     from game_events.config.sources.topic_decoding import TopicDecoding
 
 SETTING = "GAME_EVENTS_DECODING"
-#: Kinds of names of schemas: a subject, its newest version or `@` a number; an id; a file.
-SUBJECT, ID, FILE = "subject:", "id:", "file:"
-#: Where each record names its schema.
-HEADER, KEY = "header:", "key"
-#: Characters of a subject's name.
-_MOST_CHARACTERS = 255
+#: Kinds of names of schemas besides subjects: an id; a file.
+ID, FILE = "id:", "file:"
+#: Bytes of a subject's name.
+_MOST_BYTES = 255
 #: How much zlib makes of a byte at most, and bytes of what is unpacked at a time.
 _ZLIB_RATIO = 1_032
 _UNPACKED_BYTES = 2**28
@@ -318,11 +317,13 @@ def _names(rule: TopicRule, rows: Rows, records: Records, result: BareRows) -> l
     if rule.name is not None:
         return _versions(rule.name.within(records.registry), rows, records)
     texts = _texts(records, rule.schema or "", rows).cast(pa.binary())
-    fits = pc.and_(pc.greater(pc.binary_length(texts), 0), pc.less_equal(pc.binary_length(texts), _MOST_CHARACTERS))
+    fits = pc.and_(pc.greater(pc.binary_length(texts), 0), pc.less_equal(pc.binary_length(texts), _MOST_BYTES))
     is_bad = ~np.asarray(pc.fill_null(fits, False))
     if is_bad.any():
         where = "key" if rule.schema == KEY else f"header {(rule.schema or '').removeprefix(HEADER)!r}"
-        detail = f"the record's {where}, which should name its schema's subject or id, is missing or longer than 255 bytes"
+        detail = (
+            f"the record's {where}, which should name its schema's subject or id, is missing or longer than {_MOST_BYTES} bytes"
+        )
         result.bad.append((BadFrames(Reason.UNKNOWN_SCHEMA, rows[is_bad], None, detail), str(rule)))
     good = np.flatnonzero(~is_bad)
     named = distinct(texts.take(pa.array(good)))

@@ -443,7 +443,7 @@ class SchemaCatalog:
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}
         undecoded: set[TypeKey] = set()
-        named: dict[TypeKey, str] = {}
+        names: dict[TypeKey, str] = {}
         for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
             topic = topic_of(schema_id)
             if topic is not None:
@@ -460,14 +460,14 @@ class SchemaCatalog:
             if isinstance(compiled, DataError):
                 rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))
                 undecoded |= self._not_selected(schema_id, None)
-                named |= {(schema_id, at): name for at, name in self._declared(schema_id).items() if at == path or not at}
+                names |= {(schema_id, at): name for at, name in self._declared(schema_id).items() if at == path or not at}
                 continue
             schemas[schema_id] = compiled
             key = (schema_id, path if compiled.indexed else ())
             if not compiled.has(key[1]):
                 continue  # workers reject its records as BAD_INDEX
             if isinstance(compiled, JsonSchema):
-                named[key] = self._json_name(schema_id) or compiled.message
+                names[key] = self._json_name(schema_id) or compiled.message
             others = self._not_selected(schema_id, compiled, key[1])
             undecoded |= others
             if key not in others:
@@ -477,20 +477,19 @@ class SchemaCatalog:
                 except DataError as error:
                     rejected[key] = (Reason.BAD_SCHEMA, str(error))
         limit = self.max_unknown_ids
-        topics = self._named.plan(rest, limit) if self._named is not None else None
         return DecodePlan(
-            schemas,
-            frozenset(types),
-            rejected,
-            columns,
-            frozenset(undecoded),
-            rest,
-            limit,
-            self._values,
-            named,
-            topics,
-            self._definitions,
-            self.registries,
+            schemas=schemas,
+            types=frozenset(types),
+            rejected=rejected,
+            columns=columns,
+            undecoded=frozenset(undecoded),
+            rest=rest,
+            max_unknown_ids=limit,
+            values=self._values,
+            named=names,
+            topics=self._named.plan(rest, limit) if self._named is not None else None,
+            definitions=self._definitions,
+            registries=self.registries,
         )
 
     def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:

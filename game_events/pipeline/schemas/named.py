@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from game_events.config.sources.schema_names import SUBJECT
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import IndexPath, Reason, SchemaId, named, registry_of_source
 from game_events.decoding.projection import CompiledSchema
@@ -15,7 +16,7 @@ from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.files import schema_of_file
 from game_events.decoding.unframed.inferred import inferred_id
-from game_events.decoding.unframed.topics import FILE, ID, SETTING, SUBJECT, SchemaName, TopicPlan, TopicRule, TopicRules
+from game_events.decoding.unframed.topics import FILE, ID, SETTING, SchemaName, TopicPlan, TopicRule, TopicRules
 from game_events.errors import ConfigurationError, DataError, TransientError, first_few
 from game_events.lakehouse.data.columns import StoredType
 from game_events.schema_registry import SchemaLookup
