@@ -1,6 +1,7 @@
 """JSON without a schema: every value is in its column or rescued, columns grow, and never narrow."""
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -221,26 +222,44 @@ def keeps(before, after):
 
 
 def same(row, rest, document):
-    """Whether a document is what a row and the rest have, NULLs and names inside aside."""
+    """Whether a document is what a row and the rest have, NULLs and the names and order of values inside of others aside."""
     for name, value in document.items():
         if value is None:
             continue
         if isinstance(value, dict) and isinstance(row.get(name), dict):
-            left = rest.get(name, {})
-            if count_of(value) != count_of(row[name]) + count_of(left):
+            if leaves(value) != leaves(row[name]) + leaves(rest.get(name)):
                 return False
         elif name in rest:
-            if rest[name] != value or name in row:
+            if json.dumps(rest[name], sort_keys=True) != json.dumps(value, sort_keys=True) or name in row:
                 return False
-        elif count_of(row.get(name)) != count_of(value):
+        elif leaves(row.get(name)) != leaves(value):
             return False
     return True
 
 
-def count_of(value):
-    """Values in a value that are not null: those of rows and of documents have as many."""
+def leaves(value):
+    """The values in a value that are not null, each with whether it is a boolean: 1 is 1.0, but not true."""
     if isinstance(value, dict):
-        return sum(map(count_of, value.values()))
+        return sum(map(leaves, value.values()), Counter())
     if isinstance(value, list):
-        return sum(map(count_of, value))
-    return 0 if value is None else 1
+        return sum(map(leaves, value), Counter())
+    return Counter() if value is None else Counter([(isinstance(value, bool), value)])
+
+
+@pytest.mark.parametrize(
+    ("row", "rest", "document"),
+    [
+        ({"a": 1}, {}, {"a": 2}),
+        ({"a": 1}, {}, {"a": True}),
+        ({}, {"a": 1}, {"a": True}),
+        ({}, {"a": 1.0}, {"a": 1}),
+        ({"a": float(2**53)}, {}, {"a": 2**53 + 1}),
+        ({"a": 1}, {"a": 1}, {"a": 1}),
+        ({"a": {"b": 1}}, {"a": {"c": "y"}}, {"a": {"b": 1, "c": "x"}}),
+        ({"a": [1, 1, 2]}, {}, {"a": [1, 2, 2]}),
+        ({"b": 1}, {}, {"a": 1}),
+    ],
+)
+def test_the_comparison_above_tells_values_apart(row, rest, document):
+    assert not same(row, rest, document)
+    assert same({"a": 1.0, "b": {"x": None, "y": ["u", 2]}}, {"b": {"z": 3}}, {"a": 1, "b": {"p": [2, 3], "q": "u"}, "c": None})
