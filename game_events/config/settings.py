@@ -189,6 +189,17 @@ class Settings(
                     )
         return self
 
+    @model_validator(mode="after")
+    def _no_bounds_of_persons(self) -> Self:
+        """Bounds are values in the tables' logs, which outlive the rows."""
+        names = {name for columns in self.statistics_columns.values() for name in columns}
+        if self.key_column in names:
+            raise ValueError(
+                f"GAME_EVENTS_STATISTICS_COLUMNS names {self.key_column}, the GAME_EVENTS_KEY_COLUMN: no value of it may be in "
+                "a table's log. Readers find it by the files' own statistics (docs/maintenance.md)"
+            )
+        return self
+
     @field_validator("*", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object, info: ValidationInfo) -> object:
