@@ -213,7 +213,7 @@ def _tidy(
         done.joined_bytes += landed.bytes
     handle = (table.open() or handle) if groups else handle
     if lakehouse is not None:
-        handle = _renewed(table, handle, done)
+        handle = _renewed(table, handle, done, statistics=layout)
     known.read_log(handle)
     done.replaced += known.delete(table.retention.seconds(table.key))
     done.waiting = len(known.waiting)
@@ -232,16 +232,13 @@ def _laid_out(
 ) -> DeltaTable:
     """Put rows into files as the layout says, of the oldest files, as many as there is time for; returns the newest version.
 
-    `all_files`: of all, and write files with too few statistics again. A lost file is an error of the table.
+    `all_files`: of all. A lost file is an error of the table.
     """
     spread = due_in_loop(table, handle) if in_loop else not_laid_out(table, handle)
     chosen = spread if all_files else first_of(spread, MOST_BYTES)
     done.laid_out += _written(chosen, partial(lay_out, table, handle, order=order), done)
     done.spread = 0 if in_loop else count(spread) - done.laid_out
-    divided = {file.path for group in spread for file in group}
-    old = [file for file in without_statistics(table, handle) if file.path not in divided] if all_files else []
-    done.renewed += _written(first_groups(old, math.inf), partial(renew, table, handle), done)
-    return (table.open() or handle) if spread or old else handle
+    return (table.open() or handle) if spread else handle
 
 
 def _written(
@@ -265,16 +262,20 @@ def _commits(table: Table, groups: Sequence[list[str]]) -> Iterator[Sequence[lis
     return (groups[begin : begin + size] for begin in range(0, len(groups), size))
 
 
-def _renewed(table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
+def _renewed(table: Table, handle: DeltaTable, done: TableMaintenance, *, statistics: bool) -> DeltaTable:
     """Renew the oldest outdated files, as many as there is time for; returns the newest version.
 
-    A lost file is an error of the table, and its group is left for the next maintenance.
+    `statistics`: and all files without statistics that the settings ask for. A lost file is an error of the table, and its
+    group is left for the next maintenance.
     """
     outdated = outdated_files(handle)
     renewed = _written(first_groups(outdated), partial(renew, table, handle), done)
     done.renewed += renewed
     done.outdated = len(outdated) - renewed
-    return (table.open() or handle) if outdated else handle
+    handle = (table.open() or handle) if outdated else handle
+    lacking = without_statistics(table, handle) if statistics else []
+    done.renewed += _written(first_groups(lacking, math.inf), partial(renew, table, handle), done)
+    return (table.open() or handle) if lacking else handle
 
 
 def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]:
@@ -282,14 +283,24 @@ def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]
 
     At most so many are looked at, the own ones of the project first; a table that cannot be opened has none.
     """
+    return _tables_with(pipeline, most, lambda _, handle: len(outdated_files(handle)))
+
+
+def spread_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]:
+    """As `outdated_tables`, of the files that are not as the layout says."""
+    return _tables_with(pipeline, most, lambda table, handle: count(not_laid_out(table, handle)))
+
+
+def _tables_with(pipeline: Pipeline, most: int, files: Callable[[Table, DeltaTable], int]) -> tuple[dict[str, int], int]:
     keys = [name for name in pipeline.lakehouse.names() if _is_ours(pipeline, name)]
     keys.sort(key=lambda name: name not in OWN_TABLES)
 
-    def outdated(key: str) -> int:
-        handle = pipeline.lakehouse.table(key).open()
-        return len(outdated_files(handle)) if handle is not None else 0
+    def counted(key: str) -> int:
+        table = pipeline.lakehouse.table(key)
+        handle = table.open()
+        return files(table, handle) if handle is not None else 0
 
-    by_table = for_games(keys[:most], guarded(outdated))
+    by_table = for_games(keys[:most], guarded(counted))
     counts = {pipeline.lakehouse.table(key).name: count for key, count in by_table.items() if isinstance(count, int) and count}
     return counts, max(0, len(keys) - most)
 
