@@ -26,6 +26,8 @@ Days = npt.NDArray[np.int64]
 NO_DAY = np.iinfo(np.int64).max
 ODD_DAY = NO_DAY - 1
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+#: Days that 16-bit numbers can tell apart, besides those two.
+_MOST_SHORT = 2**16 - 2
 #: What the name of a file with these alone says: it has no bounds, as others may have that hold them among other rows.
 ODD = "odd"
 
@@ -66,17 +68,17 @@ def days_of(column: pa.ChunkedArray) -> Days:
 def by_day(days: Days) -> npt.NDArray[np.intp]:
     """The order of rows by day; rows of one day keep theirs."""
     known = days[days < ODD_DAY]
-    if len(known) and known.max() - known.min() < np.iinfo(np.uint16).max - 2:
-        # numpy sorts 16-bit numbers in linear time.
-        short = np.minimum(days - known.min(), np.iinfo(np.uint16).max).astype(np.uint16)
-        if (days < ODD_DAY).all() or len(np.unique(days[days >= ODD_DAY])) == 1:
-            return np.argsort(short, kind="stable")
-    return np.argsort(days, kind="stable")
+    first = known.min() if len(known) else 0
+    if len(known) and known.max() - first >= _MOST_SHORT:
+        return np.argsort(days, kind="stable")
+    # numpy sorts 16-bit numbers in linear time.
+    short = np.where(days < ODD_DAY, np.minimum(days, _LAST_DAY) - first, _MOST_SHORT + (days == NO_DAY))
+    return np.argsort(short.astype(np.uint16), kind="stable")
 
 
 def runs_of(days: Days) -> list[tuple[int, int, int]]:
     """Day, first row and end of each run of rows of one day."""
-    starts = np.flatnonzero(np.diff(days, prepend=days[0] - 1))
+    starts = np.append(0, 1 + np.flatnonzero(days[1:] != days[:-1]))
     ends = np.append(starts[1:], len(days))
     return list(zip(days[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
 
@@ -131,7 +133,7 @@ class DayWriter:
             return
         size = buffer_bytes(rows) if size is None else size
         days = days_of(rows.column(self._column))
-        if (np.diff(days) < 0).any():
+        if (days[1:] < days[:-1]).any():
             order = by_day(days)
             days = days[order]
             rows = rows.take(pa.array(order))
