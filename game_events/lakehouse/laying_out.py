@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from game_events.lakehouse.maintenance import (
     GROUP_BYTES,
     LOOP_GOAL,
     SMALLEST_CLASS_BYTES,
+    SPREAD_BYTES,
     OutdatedFile,
     columns_in_files,
     first_groups,
@@ -48,13 +49,19 @@ LOOP_BYTES, LOOP_LEAST_BYTES = LOOP_GOAL.bytes // 4, SMALLEST_CLASS_BYTES * CLAS
 SAMPLED = 16
 
 
-def not_laid_out(table: Table, handle: DeltaTable) -> list[list[OutdatedFile]]:
-    """Files that are to be divided, with rows of several days, or of any values: for one commit each, the oldest first."""
+def not_laid_out(table: Table, handle: DeltaTable, *, few: bool = False) -> list[list[OutdatedFile]]:
+    """Files that are to be divided, with rows of several days, or of any values: for one commit each, the oldest first.
+
+    `few`: also those of several days that have few bytes (`SPREAD_BYTES`).
+    """
     layout = table.file_layout
     schema = columns_in_files(handle)
     day = day_column(table, schema)
     if day is not None:
-        return list(first_groups(_of_several_days(handle, day), math.inf))
+        least = 0 if few else SPREAD_BYTES
+        by_folder = _by_folder(_of_several_days(handle, day))
+        worth_it = [files for files in by_folder if sum(file.size for file in files) >= least]
+        return list(first_groups(list(chain.from_iterable(worth_it)), math.inf))
     if layout.cluster and can_be_sorted(schema, layout.cluster):
         return list(_unclustered(handle, layout.mark))
     return []

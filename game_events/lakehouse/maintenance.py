@@ -76,6 +76,10 @@ SMALLEST_CLASS_BYTES = 64 * 1024
 #: How many times larger each next size class is.
 CLASS_FACTOR = 8
 
+#: Bytes of a partition's files with rows of several days for which they are divided: readers hardly notice fewer, and each day
+#: would get a tiny file with every maintenance.
+SPREAD_BYTES = 1024 * 1024
+
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
@@ -102,8 +106,8 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     days = days_of_files(actions, column) if column is not None else [NO_DAY] * actions.num_rows
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file, day in zip(actions.select(["path", "size_bytes", *bounds]).to_pylist(), days, strict=True):
-        # Maintenance divides those of several days; a loop merges them until they are worth it.
-        is_apart = day == ODD_DAY or (day is None and _is_full(goal))
+        # Those of several days are merged until they are worth to be divided.
+        is_apart = day == ODD_DAY or (day is None and _is_full(goal) and file["size_bytes"] >= SPREAD_BYTES)
         is_apart = is_apart or (bool(layout.cluster) and has_mark(file["path"], layout.mark))
         if file["size_bytes"] * 2 <= goal.bytes and not is_apart:
             size_class = 0 if _is_full(goal) and column is None else size_class_of(file["size_bytes"])

@@ -234,7 +234,7 @@ def _laid_out(
 
     `all_files`: of all. A lost file is an error of the table.
     """
-    spread = due_in_loop(table, handle) if in_loop else not_laid_out(table, handle)
+    spread = due_in_loop(table, handle) if in_loop else not_laid_out(table, handle, few=all_files)
     chosen = spread if all_files else first_of(spread, MOST_BYTES)
     done.laid_out += _written(chosen, partial(lay_out, table, handle, order=order), done)
     done.spread = 0 if in_loop else count(spread) - done.laid_out
@@ -341,7 +341,7 @@ def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, do
 
 def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
-    spread = not_laid_out(table, handle) if table.file_layout != NO_LAYOUT else []
+    spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
     done.laid_out = count(spread if layout else first_of(spread, MOST_BYTES))
     done.spread = count(spread) - done.laid_out
     groups = _groups_of(table, handle, FULL_GOAL)

@@ -132,7 +132,7 @@ def test_runs_maintenance_refreshes_redecoding_and_an_erasure_give_the_same_rows
 
     for settings in both:
         report = RunReport()
-        maintain(make_pipeline(settings), report)
+        maintain(make_pipeline(settings), report, layout=True)
         assert not [one for one in report.maintenance.values() if one.error or one.skipped]
         assert bool(sum(one.laid_out for one in report.maintenance.values())) is (settings is laid_out)
     assert set(days(laid_out)) == {*range(9), 10, NO_DAY}

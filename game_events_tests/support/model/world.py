@@ -182,7 +182,7 @@ class World:
         of_silver = [lakehouse.table("silver_events")] if lakehouse.is_partitioned else map(lakehouse.silver, GAMES)
         for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *of_silver):
             handle = table.open() if table.uri.rstrip("/") in uri.rstrip("/") else None
-            for files in not_laid_out(table, handle) if handle is not None else []:
+            for files in not_laid_out(table, handle, few=True) if handle is not None else []:
                 with suppress(GameEventsError):
                     lay_out(table, handle, files)
             handle = handle and table.open()

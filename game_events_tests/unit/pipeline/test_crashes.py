@@ -56,7 +56,7 @@ def killed(pipeline: Pipeline, point: str, log: Path) -> None:
 
 def done_by(pipeline: Pipeline) -> dict[str, TableMaintenance]:
     report = RunReport()
-    maintain(pipeline, report)
+    maintain(pipeline, report, layout=True)
     assert report.success, report.maintenance
     return report.maintenance
 

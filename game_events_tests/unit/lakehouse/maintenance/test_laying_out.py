@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from game_events.config.file_layout import FileLayout
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints, laying_out
+from game_events.lakehouse import maintenance as maintenance_module
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.layout import NO_DAY, days_of_files, writer_of
@@ -39,6 +40,13 @@ TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema([("n", pa.int64()), ("at", TIME), ("level", pa.int64()), ("_batch", pa.int64())])
 #: The first and the last time of a day, and the bounds of what Python and Delta's log can say.
 EDGES = (NOON.replace(hour=0), NOON.replace(hour=0) - timedelta(microseconds=1), datetime.min.replace(tzinfo=UTC))
+
+
+@pytest.fixture(autouse=True)
+def _worth_it(monkeypatch):
+    """A few bytes are worth to be divided."""
+    for module in (laying_out, maintenance_module):
+        monkeypatch.setattr(module, "SPREAD_BYTES", 1)
 
 
 class Killed(BaseException):
@@ -143,6 +151,20 @@ def test_maintenance_puts_each_row_into_a_file_of_its_day_and_moves_it_once(tmp_
         for action in TableLog(table).actions(number):
             if "add" in action:
                 assert action["add"]["dataChange"] is is_append, "a streaming reader would see the rows again"
+
+
+def test_few_bytes_of_several_days_are_merged_until_they_are_worth_it_or_all_files_are_to_be_laid_out(tmp_path, monkeypatch):
+    pipeline, table = laid_out(tmp_path)
+    for module in (laying_out, maintenance_module):
+        monkeypatch.setattr(module, "SPREAD_BYTES", 1024 * 1024)
+    for n in range(3):
+        append(table, events(10 * n, [NOON - k * DAY for k in range(9)], n))
+    done = done_by(pipeline)
+    assert (done.joined, done.into, done.laid_out, done.spread) == (3, 1, 0, 0)
+    assert days(table) == [None]
+    assert done_by(pipeline, layout=True).laid_out == 1
+    assert len(days(table)) == 9
+    assert None not in days(table)
 
 
 def test_late_rows_do_not_have_the_large_file_of_their_day_written_again(tmp_path):
