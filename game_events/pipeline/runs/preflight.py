@@ -28,7 +28,7 @@ from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.config.sources.several import registry_names, settings_by_source, settings_of_each, settings_or_each
-from game_events.decoding.frame import Reason, SchemaId, ordered
+from game_events.decoding.frame import Reason, SchemaId, ordered, registry_of_source
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
@@ -259,7 +259,7 @@ def _decoding(settings: Settings) -> str:
     for source, one in settings_by_source(settings).items():
         rules = TopicRules.of_settings(one)
         for name, rule in (*rules.exact.items(), *rules.patterns):
-            text = named.described(name, rule, catalog.registries.get(source, ""))
+            text = named.described(name, rule, registry_of_source(source, catalog.registries))
             texts.append(f"{source}/{text}" if source else text)
         if one.kafka_topics:  # else it is not known before the broker answers which topics a pattern means
             idle |= rules.exact.keys() - set(one.kafka_topics)
