@@ -34,7 +34,7 @@ ODD = "odd"
 #: Files of days that are open at a time, for each game: each needs a file handle.
 OPEN_DAYS = 8
 #: The same in maintenance, which writes one table's files.
-MOST_OPEN_DAYS = 256
+MOST_OPEN_DAYS = 128
 
 _UNITS_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
