@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
-from game_events.lakehouse.data.layout import DayWriter, RangeWriter, cut, day_column, days_of_files
+from game_events.lakehouse.data.layout import DayWriter, RangeWriter, cut, days_of_files
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import StagedFile, has_mark
 from game_events.lakehouse.maintenance import (
@@ -31,12 +31,14 @@ from game_events.lakehouse.maintenance import (
     SPREAD_BYTES,
     OutdatedFile,
     columns_in_files,
+    day_column,
     first_groups,
     folder_of,
     replace_files,
     staged_together,
     written_again,
 )
+from game_events.lakehouse.table_properties import STATISTICS_OF
 from game_events.lakehouse.tables import Table, add_actions
 
 #: Bytes of files that are cut into ranges of values together at least, and of each such file, about.
@@ -55,14 +57,13 @@ def not_laid_out(table: Table, handle: DeltaTable, *, few: bool = False) -> list
     `few`: also those of several days that have few bytes (`SPREAD_BYTES`).
     """
     layout = table.file_layout
-    schema = columns_in_files(handle)
-    day = day_column(table, schema)
+    day = day_column(table, handle)
     if day is not None:
         least = 0 if few else SPREAD_BYTES
         by_folder = _by_folder(_of_several_days(handle, day))
         worth_it = [files for files in by_folder if sum(file.size for file in files) >= least]
         return list(first_groups(list(chain.from_iterable(worth_it)), math.inf))
-    if layout.cluster and can_be_sorted(schema, layout.cluster):
+    if layout.cluster and can_be_sorted(columns_in_files(handle), layout.cluster):
         return list(_unclustered(handle, layout.mark))
     return []
 
@@ -110,7 +111,7 @@ def _by_folder(files: Iterable[OutdatedFile]) -> Iterable[list[OutdatedFile]]:
 
 def due_in_loop(table: Table, handle: DeltaTable) -> list[list[OutdatedFile]]:
     """Of a table by days: small files of several days, if they are worth it; as many as are divided between two cycles."""
-    day = day_column(table, columns_in_files(handle))
+    day = day_column(table, handle)
     if day is None:
         return []
     spread = _of_several_days(handle, day)
@@ -162,6 +163,7 @@ def without_statistics(table: Table, handle: DeltaTable) -> list[OutdatedFile]:
     """Files without statistics of columns that shall have them, the oldest first: those from before the settings said so."""
     schema = columns_in_files(handle)
     wanted = [n for n in table.file_layout.with_statistics if n in schema.names and can_be_sorted(schema, [n])]
+    wanted = [] if STATISTICS_OF in handle.metadata().configuration else wanted
     actions = add_actions(handle).sort_by("modification_time") if wanted else None
     if actions is None:
         return []

@@ -29,7 +29,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
-from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, day_column, days_of_files
+from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, days_of_files, has_days
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     StagedFile,
@@ -43,6 +43,7 @@ from game_events.lakehouse.data.staging import (
 )
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
+from game_events.lakehouse.table_properties import STATISTICS_OF
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
 
 #: Rows in memory at a time, besides the writer's row group.
@@ -102,7 +103,7 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     actions = actions.sort_by([(order, "ascending")])
     bounds = [name for name in _same_in_group(table, handle) if name in actions.column_names]
     layout = table.file_layout
-    column = day_column(table, columns_in_files(handle)) if layout.day is not None else None
+    column = day_column(table, handle)
     days = days_of_files(actions, column) if column is not None else [NO_DAY] * actions.num_rows
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file, day in zip(actions.select(["path", "size_bytes", *bounds]).to_pylist(), days, strict=True):
@@ -113,6 +114,19 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
             size_class = 0 if _is_full(goal) and column is None else size_class_of(file["size_bytes"])
             classes[size_class, day, *(file[name] for name in bounds)].append((file["path"], file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
+
+
+def day_column(table: Table, handle: DeltaTable) -> str | None:
+    """The column by whose days a table's files are; None: by none, or readers do not see its bounds."""
+    column = table.file_layout.day
+    if column is None or not has_days(columns_in_files(handle), column):
+        return None
+    others = handle.metadata().configuration.get(STATISTICS_OF)
+    return column if others is None or column in map(_unquoted, others.split(",")) else None
+
+
+def _unquoted(name: str) -> str:
+    return name.strip().strip("`")
 
 
 def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:

@@ -198,6 +198,9 @@ KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 #: Number of columns, nested ones counted, whose statistics readers look at, and writers of other engines make: Delta's default.
 INDEXED, INDEXED_COLUMNS = "delta.dataSkippingNumIndexedCols", 32
 
+#: The only columns with statistics, where somebody else has set it.
+STATISTICS_OF = "delta.dataSkippingStatsColumns"
+
 #: Properties of the tables that this project makes.
 PROPERTIES = frozenset(
     {

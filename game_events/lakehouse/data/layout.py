@@ -39,12 +39,6 @@ MOST_OPEN_DAYS = 128
 _UNITS_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
-def day_column(table: Table, schema: pa.Schema) -> str | None:
-    """The column by whose days a table's files are; None: by none, or the table has no such column."""
-    column = table.file_layout.day
-    return column if has_days(schema, column) else None
-
-
 def has_days(schema: pa.Schema, column: str | None) -> bool:
     """Whether there is such a column, of times or dates."""
     if column is None or column not in schema.names:
@@ -217,7 +211,7 @@ Writer = StagedWriter | DayWriter
 
 def writer_of(table: Table, schema: pa.Schema, game: str | None = None, *, short_lived: bool = False) -> Writer:
     """The writer of a table's new files, in its layout; a table whose rows have no times is written without."""
-    if day_column(table, schema) is not None:
+    if has_days(schema, table.file_layout.day):
         return DayWriter(table, schema, game)
     return StagedWriter(table, schema, game, short_lived=short_lived)
 

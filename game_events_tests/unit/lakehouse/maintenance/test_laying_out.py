@@ -275,10 +275,23 @@ def test_a_table_whose_rows_have_no_times_is_written_and_merged_as_without_a_lay
     assert (done.joined, done.into, done.laid_out, done.spread) == (3, 1, 0, 0)
 
 
+def test_a_table_of_which_somebody_else_chose_the_statistics_is_not_written_again_for_ever(tmp_path):
+    pipeline, table = laid_out(tmp_path)
+    for n in range(2):
+        append(table, events(10 * n, [NOON, NOON - DAY], n))
+    table.open().alter.set_table_properties({"delta.dataSkippingStatsColumns": "n,level"})
+    done = done_by(pipeline, layout=True)
+    assert (done.laid_out, done.spread, done.renewed, done.joined) == (0, 0, 0, 2)
+    append(table, events(90, [NOON, NOON - DAY], 9))
+    table.open().alter.set_table_properties({"delta.dataSkippingStatsColumns": "n,`at`"})
+    assert done_by(pipeline, layout=True).laid_out == 2
+    assert None not in days(table)
+
+
 POINTS = ("laid_out_staged", "laid_out_committed", "joined_staged", "joined_committed", "file_open", "file_deleted")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_rows_stay_and_at_the_end_each_file_has_one_day(tmp_path, seed, monkeypatch):
     """Appends with late rows and rows without a time, kills at every point, loops, compactions, dry runs, rivals."""
     draw = random.Random(seed)  # noqa: S311
