@@ -28,6 +28,7 @@ from benchmarks.graph import graph
 from benchmarks.history import history
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
+from benchmarks.layout import layout
 from benchmarks.layouts import layouts
 from benchmarks.message_types import types
 from benchmarks.model import model
@@ -64,6 +65,7 @@ SCENARIOS = SHORT | {
     "object_store": object_store,
     "history": history,
     "layouts": layouts,
+    "layout": layout,
     "types": types,
     "model": model,
     "memory": memory,
