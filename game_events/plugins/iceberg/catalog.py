@@ -23,14 +23,15 @@ OWN = "game_events"
 _CUT = re.compile(r"[#?]")
 
 
-def own_file(root: str) -> Path:
-    """The SQLite file of the default catalog."""
-    return Path(root, FOLDER, "catalog.db")
+def own_file_of(settings: Settings, lakehouse: Lakehouse) -> Path | None:
+    """The SQLite file of the default catalog; None: another one is named."""
+    return Path(lakehouse.root, FOLDER, "catalog.db") if IcebergSettings.of(settings).iceberg_catalog is None else None
 
 
 def is_there(settings: Settings, lakehouse: Lakehouse) -> bool:
     """Whether the catalog can be asked without making it."""
-    return IcebergSettings.of(settings).iceberg_catalog is not None or own_file(lakehouse.root).exists()
+    file = own_file_of(settings, lakehouse)
+    return file is None or file.exists()
 
 
 def open_catalog(settings: Settings, lakehouse: Lakehouse) -> Catalog:
@@ -39,13 +40,12 @@ def open_catalog(settings: Settings, lakehouse: Lakehouse) -> Catalog:
     Raises:
         ConfigurationError: the catalog is not configured, or the lakehouse is where the default one cannot be.
     """
-    chosen = IcebergSettings.of(settings)
     refuse_root(settings, lakehouse.root)
-    if chosen.iceberg_catalog is None:
-        file = own_file(lakehouse.root)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return load_catalog(OWN, type="sql", uri=f"sqlite:///{file}?timeout=30", warehouse=f"file://{lakehouse.root}")
-    return _configured(settings, chosen.iceberg_catalog)
+    file = own_file_of(settings, lakehouse)
+    if file is None:
+        return _configured(settings, str(IcebergSettings.of(settings).iceberg_catalog))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return load_catalog(OWN, type="sql", uri=f"sqlite:///{file}?timeout=30", warehouse=f"file://{lakehouse.root}")
 
 
 def refuse_root(settings: BaseSettings, root: str) -> None:

@@ -53,7 +53,7 @@ class IcebergObserver:
     def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:  # noqa: ARG002 - as all
         """Commit what is left; after a signal the next run does it."""
         if self._is_on:
-            report.add(RunResult(parts=self._before.parts, notices=self._before.notices))
+            report.add(RunResult(parts=self._before.parts, notices=self._before.notices, checks=self._before.checks))
             if not stopped:
                 self._work(report)
 

@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError, ValidationException
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
@@ -31,11 +31,11 @@ from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
+from game_events.lakehouse.open_table import COMMIT_ID, OpenTable, of_columns
 from game_events.lakehouse.tables import Table, table_id
 from game_events.plugins.iceberg.current import FOLDER
 from game_events.plugins.iceberg.files import data_files, live_files, location_of
-from game_events.plugins.iceberg.schema import change_columns, iceberg_schema, partition_of, refuse_foreign
+from game_events.plugins.iceberg.schema import change_columns, iceberg_schema, partition_of, refuse_foreign, same_type
 
 #: Properties of an Iceberg table, and of its snapshots.
 VERSION, TABLE_ID = "game_events.delta-version", "game_events.delta-table"
@@ -71,12 +71,29 @@ class Synced:
     oldest_ms: int | None = None
 
 
+class _Transaction(Transaction):
+    """A transaction that makes the metadata after its changes once for these, and not for each look at it: a deep copy."""
+
+    _made_of: object = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """As of the base class, which nobody alters."""
+        if self._made_of is not self._updates:
+            self._made = super().table_metadata
+            self._made_of = self._updates
+        return self._made
+
+
 class _Change(_OverwriteFiles, _MergeAppendFiles):
     """A snapshot by added and removed files, which merges manifests as an append does, and keeps none without files."""
 
     def _existing_manifests(self) -> list[ManifestFile]:
         kept = super()._existing_manifests() if self._deleted_data_files else _MergeAppendFiles._existing_manifests(self)
         return [manifest for manifest in kept if manifest.has_added_files() or manifest.has_existing_files()]
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        return super()._deleted_entries() if self._deleted_data_files else []
 
 
 def properties_of(table: Table) -> dict[str, str]:
@@ -160,7 +177,7 @@ def _commit(table: Table, handle: OpenTable, held: IcebergTable, *, forget: bool
     version = {VERSION: str(handle.version()), TABLE_ID: str(table_id(handle))}
     added: list[DataFile] = []
     removed: list[DataFile] = []
-    with held.transaction() as change:
+    with _Transaction(held) as change:
         _change_columns(change, handle)
         new, removed = difference(table, handle, held)
         schema, spec = change.table_metadata.schema(), change.table_metadata.spec()
@@ -180,8 +197,10 @@ def _commit(table: Table, handle: OpenTable, held: IcebergTable, *, forget: bool
 
 def _change_columns(change: Transaction, handle: DeltaTable) -> None:
     """Columns, partition and name mapping as the Delta table has them."""
-    with change.update_schema(allow_incompatible_changes=True) as update:
-        change_columns(update, change.table_metadata.schema(), iceberg_schema(handle))
+    columns = of_columns(handle, iceberg_schema)
+    if not same_type(columns.as_struct(), change.table_metadata.schema().as_struct()):
+        with change.update_schema(allow_incompatible_changes=True) as update:
+            change_columns(update, change.table_metadata.schema(), columns)
     wanted = handle.metadata().partition_columns
     held = [field.name for field in change.table_metadata.spec().fields]
     if held != wanted:

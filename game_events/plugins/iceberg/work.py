@@ -18,7 +18,7 @@ from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import PluginResult
-from game_events.plugins.iceberg.catalog import open_catalog
+from game_events.plugins.iceberg.catalog import open_catalog, own_file_of
 from game_events.plugins.iceberg.current import Known, KnownTables, entry_known
 from game_events.plugins.iceberg.schema import NotInIcebergError
 from game_events.plugins.iceberg.settings import IcebergSettings
@@ -72,7 +72,9 @@ def catch_up(pipeline: Pipeline, known: KnownTables, tables: Sequence[Table], *,
     except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
         return IcebergResult(failed=dict.fromkeys((table.name for table in tables), _why(pipeline, error)))
     one = partial(_guarded, pipeline, partial(_synced, pipeline, catalog, namespace, forget))
-    outcomes = dict(zip((table.name for table in tables), in_threads(tables, one), strict=True))
+    # Beside its file nobody waits: threads would take turns.
+    done = map(one, tables) if own_file_of(pipeline.settings, pipeline.lakehouse) else in_threads(tables, one)
+    outcomes = dict(zip((table.name for table in tables), done, strict=True))
     known.save({name: seen for name, (_, seen) in outcomes.items() if seen is not None})
     return reduce(IcebergResult.merged_with, (result for result, _ in outcomes.values()), IcebergResult())
 
