@@ -46,6 +46,9 @@ ATTEMPTS = 10
 #: Entries of Delta's log that are read to find that files were only added.
 MOST_ENTRIES = 200
 
+#: Each so many snapshots, what expired ones alone have named is deleted.
+TIDY_EACH = 10
+
 #: Seconds that metadata which no snapshot names stays.
 YOUNG_S = 3600.0
 
@@ -190,7 +193,7 @@ def _commit(table: Table, handle: OpenTable, held: IcebergTable, *, forget: bool
         failpoints.reach("iceberg_staged", table.name)
     if committed:
         failpoints.reach("iceberg_committed", table.name)
-    if expired and (forget or len(held.metadata.snapshots) % 10 == 0):
+    if expired and (forget or held.metadata.last_sequence_number % TIDY_EACH == 0):
         delete_unnamed(table, held)
     return Synced(table.name, handle.version(), len(added), len(removed), committed, oldest_ms(held.metadata))
 
