@@ -53,7 +53,8 @@ def rows_in_delta(table, where="true") -> list[str]:
     with database().cursor() as connection:
         # The columns are Delta's, so that a predicate may name any of them.
         connection.register("none_of_it", pa.table({f.name: pa.array([], f.type) for f in schema}, schema=schema))
-        read = "SELECT * FROM none_of_it UNION ALL BY NAME SELECT * FROM read_parquet(?, union_by_name => true, hive_partitioning => true)"
+        options = "union_by_name => true, hive_partitioning => true"
+        read = f"SELECT * FROM none_of_it UNION ALL BY NAME SELECT * FROM read_parquet(?, {options})"
         chosen = ", ".join(f'"{name}"' for name in names)
         rows = connection.sql(f"SELECT {chosen} FROM ({read}) WHERE {where}", params=[files]).to_arrow_table()
     return _sorted(rows.cast(schema).to_pylist())

@@ -37,6 +37,5 @@ def iceberg(sync: Sync = False, as_json: Json = False) -> None:
     for name, why in done.failed.items():
         output.say(f"FAILED {name}: {why}")
     success = not done.failed
-    output.result(
-        {"success": success, "on": is_on, "tables": [asdict(lag) for lag in found], **done.to_dict()}, success=success
-    )
+    result = {"success": success, "on": is_on, "committed": done.to_dict(), "tables": [asdict(lag) for lag in found]}
+    output.result(result, success=success)

@@ -1,8 +1,8 @@
 """Which tables Iceberg has to catch up with: a look at each table's newest version, without a catalog.
 
-A file below the lakehouse, `_iceberg/{catalog}.{namespace}.json`, says which version of each table Iceberg has, by the process that
-has committed it. It only saves asking the catalog for each table: where it is missing or damaged all tables are looked at, and the
-check `iceberg_is_current` asks the catalog itself.
+A file below the lakehouse, `_iceberg/{catalog}.{namespace}.json`, says which version of each table Iceberg has, by the process
+that has committed it. It only saves asking the catalog for each table: where it is missing or damaged all tables are looked
+at, and the check `iceberg_is_current` asks the catalog itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Iceberg's entries of data files, made of what Delta's log says of them: no file is opened.
 
-Bounds are exact, as engines answer `min` and `max` by them alone: only of files that this project has written, whose statistics
-are not rounded or cut (`data/staging.py`), and not of the person's columns: a manifest may outlive the rows. Guarantee: an entry's
-bounds exclude no row that a predicate selects.
+Bounds are exact, as engines answer `min` and `max` by them alone: only of files that this project has written, whose
+statistics are not rounded or cut (`data/staging.py`), and not of the person's columns: a manifest may outlive the rows.
+Guarantee: an entry's bounds exclude no row that a predicate selects.
 """
 
 from __future__ import annotations

@@ -46,6 +46,11 @@ class Lag:
         """Whether Iceberg has the newest version, or cannot have one."""
         return self.refused is not None or self.iceberg == self.delta
 
+    @property
+    def behind(self) -> str:
+        """Both versions as text."""
+        return f"{self.table} ({'none' if self.iceberg is None else self.iceberg} of {self.delta})"
+
 
 def lags(settings: Settings, lakehouse: Lakehouse) -> list[Lag]:
     """Of each table; nothing is made. Raises as `open_catalog`, and errors of the catalog as they are."""
@@ -95,7 +100,7 @@ def iceberg_is_current(pipeline: Pipeline) -> CheckResult:
 
 def summary(found: Sequence[Lag]) -> str:
     """One sentence: how many tables Iceberg has, which are behind, which it cannot have."""
-    behind = [f"{lag.table} ({lag.iceberg or 'none'} of {lag.delta})" for lag in found if not lag.is_current]
+    behind = [lag.behind for lag in found if not lag.is_current]
     refused = [f"{lag.table}: {lag.refused}" for lag in found if lag.refused is not None]
     text = f"{len(found) - len(behind) - len(refused):,} of {len(found):,} tables are in Iceberg as they are in Delta"
     text += f"; behind, until the next run: {first_few(behind, SHOWN, ', ')}" if behind else ""

@@ -1,8 +1,8 @@
 """What the plug-in does with each run: the tables that have changed get an Iceberg snapshot (docs/iceberg.md).
 
-All runs pass here, whatever they change: refreshes, maintenance, erasures, redecodes. What others have committed to a table is found,
-too, as each table's newest version is looked at. Guarantee: a catalog that does not answer costs no row and fails no run; the run
-says so, and the next one catches up.
+All runs pass here, whatever they change: refreshes, maintenance, erasures, redecodes. What others have committed to a table is
+found, too, as each table's newest version is looked at. Guarantee: a catalog that does not answer costs no row and fails no
+run; the run says so, and the next one catches up.
 """
 
 from __future__ import annotations

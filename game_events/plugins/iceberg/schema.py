@@ -1,7 +1,7 @@
 """Delta's columns as Iceberg's, and the changes that make an Iceberg table's columns those of a Delta table.
 
-A column keeps its Iceberg id for as long as Delta has it. Our files have no ids: readers find columns by the table's name mapping,
-and the columns that a file's folder says by its partition (Iceberg specification, "Column Projection").
+A column keeps its Iceberg id for as long as Delta has it. Our files have no ids: readers find columns by the table's name
+mapping, and the columns that a file's folder says by its partition (Iceberg specification, "Column Projection").
 """
 
 from __future__ import annotations

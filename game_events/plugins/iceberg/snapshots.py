@@ -1,9 +1,9 @@
 """Iceberg snapshots of Delta versions: one commit makes an Iceberg table what its Delta table is.
 
-The property `game_events.delta-version` says which version that is. It is set with the snapshot, by Iceberg's own compare-and-set,
-and Delta's version is read after Iceberg's: so a crash before or after the commit changes nothing, and of two processes one loses,
-looks again, and finds nothing to do. What is committed is the difference of the files: several versions of Delta may become one
-snapshot.
+The property `game_events.delta-version` says which version that is. It is set with the snapshot, by Iceberg's own
+compare-and-set, and Delta's version is read after Iceberg's: so a crash before or after the commit changes nothing, and of two
+processes one loses, looks again, and finds nothing to do. What is committed is the difference of the files: several versions
+of Delta may become one snapshot.
 
 Guarantee: each snapshot has the files of one Delta version. A snapshot by others is replaced by the next one.
 """
@@ -193,7 +193,9 @@ def _commit(table: Table, handle: OpenTable, held: IcebergTable, *, forget: bool
         failpoints.reach("iceberg_staged", table.name)
     if committed:
         failpoints.reach("iceberg_committed", table.name)
-    if expired and (forget or held.metadata.last_sequence_number % TIDY_EACH == 0):
+    current = held.metadata.current_snapshot()
+    number = 0 if current is None else current.sequence_number or 0
+    if expired and (forget or number % TIDY_EACH == 0):
         delete_unnamed(table, held)
     return Synced(table.name, handle.version(), len(added), len(removed), committed, oldest_ms(held.metadata))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -163,9 +163,10 @@ class History:
         if self.silver.open() is not None:
             write_deltalake(self.silver.uri, self.some_rows(), mode="append", schema_mode="merge")
 
-    def may_be_deleted_from_by_others(self):
+    def may_be_emptied_by_others(self):
+        """Of single rows delta-rs would write files with a type of text that pyiceberg cannot read beside others."""
         if self.silver.open() is not None:
-            DeltaTable(self.silver.uri).delete(f"_batch = {self.random.randint(1, self.batch + 1)}")
+            DeltaTable(self.silver.uri).delete()
 
     def may_be_made_again(self):
         shutil.rmtree(self.silver.uri, ignore_errors=True)
@@ -184,7 +185,7 @@ class History:
         commit(Commit(self.unified, schema, writer.close(), {}, {"c": self.batch}, **made))
 
     def may_lose_replaced_files(self):
-        """Files that no version needs are deleted as if the retention was over; the snapshots that named them are gone first."""
+        """Files that no version needs are deleted as if the retention was over, after the snapshots that named them."""
         caught_up(self.new_process(), forget=True)
         for table in (self.silver, self.gold):
             handle = table.open()

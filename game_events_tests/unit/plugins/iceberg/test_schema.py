@@ -73,7 +73,7 @@ def test_structs_lists_and_maps_are_nested_alike():
     schema = iceberg_schema(Version(("x", struct(("l", array(struct(("a", LONG)))), inner))))
     assert str(schema.find_type("x.l.element.a")) == "long"
     assert str(schema.find_type("x.m.value.b")) == "string"
-    assert len({field for field in schema._lazy_id_to_name}) == 8
+    assert len(set(schema._lazy_id_to_name)) == 8
 
 
 @pytest.mark.parametrize("kind", ["variant", "void", "interval year to month"])
