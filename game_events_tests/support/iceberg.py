@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile
 
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.iceberg.catalog import open_catalog
@@ -39,7 +40,7 @@ def iceberg_table(pipeline, table):
 
 def rows_in_iceberg(held, where=None, snapshot=None) -> list[str]:
     """Rows of the current snapshot of an Iceberg table, or of another one, sorted, as texts."""
-    return _sorted(held.scan(row_filter=where or AlwaysTrue(), snapshot_id=snapshot).to_arrow().to_pylist())
+    return sorted_rows(held.scan(row_filter=where or AlwaysTrue(), snapshot_id=snapshot).to_arrow())
 
 
 def rows_in_delta(table, where="true") -> list[str]:
@@ -57,13 +58,20 @@ def rows_in_delta(table, where="true") -> list[str]:
         read = f"SELECT * FROM none_of_it UNION ALL BY NAME SELECT * FROM read_parquet(?, {options})"
         chosen = ", ".join(f'"{name}"' for name in names)
         rows = connection.sql(f"SELECT {chosen} FROM ({read}) WHERE {where}", params=[files]).to_arrow_table()
-    return _sorted(rows.cast(schema).to_pylist())
+    return sorted_rows(rows.cast(schema))
 
 
-def _sorted(rows: list[dict[str, object]]) -> list[str]:
-    return sorted(repr(sorted(row.items())) for row in rows)
+def sorted_rows(rows: pa.Table) -> list[str]:
+    """Rows as texts, sorted."""
+    return sorted(repr(sorted(row.items())) for row in rows.to_pylist())
 
 
 def metadata_files(table) -> set[str]:
     """Names of the files of Iceberg's metadata on disk."""
     return {file.name for file in Path(table.uri, "_iceberg").iterdir()}
+
+
+def entries_in_history(held) -> list[DataFile]:
+    """Entries of all snapshots, those of removed files, too."""
+    lists = [manifest for snapshot in held.metadata.snapshots for manifest in snapshot.manifests(held.io)]
+    return [entry.data_file for each in lists for entry in each.fetch_manifest_entry(held.io, discard_deleted=False)]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from game_events.plugins.iceberg import snapshots
 from game_events.plugins.iceberg.snapshots import TABLE_ID, VERSION
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.iceberg import caught_up, iceberg_table, metadata_files, rows_in_delta, rows_in_iceberg
+from game_events_tests.support.killing.sitecustomize import killed_at
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -110,6 +114,22 @@ def test_a_crash_before_or_after_the_commit_neither_loses_nor_doubles_a_file(pip
     assert rows_in_iceberg(held) == rows_in_delta(silver)
     assert len(held.metadata.snapshots) == 2
     assert said(held)["total-data-files"] == str(len(paths(silver.open())))
+
+
+@pytest.mark.parametrize("point", ["iceberg_staged", "iceberg_committed"])
+def test_a_process_that_is_killed_there_leaves_the_rest_to_the_next_one(pipeline, silver, point):
+    put(silver, some(1))
+    program = (
+        "from game_events_tests.support.iceberg import caught_up\n"
+        "from game_events_tests.support.pipelines import without_spark\n"
+        f"caught_up(without_spark({pipeline.lakehouse.root!r}, iceberg=True))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], env=os.environ | killed_at(point), check=False)
+    assert ended.returncode == -signal.SIGKILL
+    caught_up(pipeline)
+    held = iceberg_table(pipeline, silver)
+    assert rows_in_iceberg(held) == rows_in_delta(silver)
+    assert len(held.metadata.snapshots) == 1
 
 
 def test_a_rival_that_commits_first_is_looked_at_again(pipeline, silver):
