@@ -63,7 +63,7 @@ class IcebergObserver:
             report.warn(f"Iceberg's catalog does not answer for more than {self._timeout_s:.0f} s: the next run catches up")
             return
         results: list[RunReport] = []
-        self._working = threading.Thread(target=lambda: results.append(self._caught_up()), name="iceberg", daemon=True)
+        self._working = threading.Thread(target=lambda: results.append(self._caught_up(report)), name="iceberg", daemon=True)
         self._working.start()
         self._working.join(self._timeout_s)
         if results:
@@ -73,21 +73,20 @@ class IcebergObserver:
             report.warn(summary)
             report.add_checks(CheckResult(CURRENT, "bronze", False, summary))
 
-    def _caught_up(self) -> RunReport:
+    def _caught_up(self, run: RunReport) -> RunReport:
         report = RunReport()
         try:
-            self._catch_up(report)
+            self._catch_up(report, forget=self._job == ERASURE and not _is_dry(run))
         except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
             why = without_secrets(f"{type(error).__name__}: {first_line(error)}", self._pipeline.settings)
             log.warning("iceberg_failed=true run_id=%s why=%r", self._pipeline.run_id, why)
             report.warn(f"nothing was committed to Iceberg, the next run catches up: {why}")
         return report
 
-    def _catch_up(self, report: RunReport) -> None:
+    def _catch_up(self, report: RunReport, *, forget: bool) -> None:
         lakehouse = self._pipeline.lakehouse
         if self._known is None:
             self._known = KnownTables(self._pipeline.settings, lakehouse)
-        forget = self._job == ERASURE
         tables = tables_of(lakehouse)
         due = tables if forget else self._known.due(tables)
         if not due:
@@ -104,3 +103,8 @@ class IcebergObserver:
             report.warn(f"{len(result.refused):,} tables cannot be Iceberg tables: {named}")
         summary = f"{len(due) - len(result.failed):,} of {len(due):,} changed tables are in Iceberg"
         report.add_checks(CheckResult(CURRENT, "bronze", not result.failed, summary))
+
+
+def _is_dry(report: RunReport) -> bool:
+    """Whether a run has only counted what it would do."""
+    return any(getattr(part, "dry_run", False) for part in (report.parts or {}).values())

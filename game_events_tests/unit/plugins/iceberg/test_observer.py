@@ -13,6 +13,8 @@ import pytest
 
 from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.plugins.governance.commits import Erasure
 from game_events.plugins.iceberg import work
 from game_events.plugins.iceberg.lag import lags
 from game_events.plugins.iceberg.observer import CURRENT, IcebergObserver
@@ -175,6 +177,16 @@ def test_an_erasure_leaves_the_current_snapshots_alone_even_where_it_changed_not
         run_ended(pipeline)
     run_ended(pipeline, "erase")
     assert len(iceberg_table(pipeline, silver).metadata.snapshots) == 1
+
+
+def test_an_erasure_that_only_counts_leaves_older_snapshots(pipeline, silver):
+    for number in range(2):
+        put(silver, some(number))
+        run_ended(pipeline)
+    report = RunReport()
+    report.add(RunResult(parts={"erasure": Erasure(dry_run=True)}))
+    IcebergObserver(pipeline, "erase", False).close(report, None, stopped=False)
+    assert len(iceberg_table(pipeline, silver).metadata.snapshots) == 2
 
 
 def test_what_is_known_may_be_lost_or_damaged(pipeline, silver):
