@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import cast
 
 from pydantic_settings import BaseSettings
 from pyiceberg.catalog import Catalog, load_catalog
@@ -63,10 +64,12 @@ def refuse_root(settings: BaseSettings, root: str) -> None:
 
 
 def _configured(settings: Settings, name: str) -> Catalog:
-    """A catalog of pyiceberg's configuration, with the lakehouse's place of storage where that says nothing of it."""
+    """A catalog of pyiceberg's configuration as it is now, with the lakehouse's place of storage where that says nothing of it."""
     try:
-        configured = Config().get_catalog_config(name) or {}
-        return load_catalog(name, **{key: value for key, value in store_options(settings).items() if key not in configured})
+        configured = Config().get_catalog_config(name)
+        if configured is None:
+            raise ValueError("it is not configured")
+        return load_catalog(name, **(store_options(settings) | cast("dict[str, str]", configured)))
     except (ValueError, ImportError) as error:
         raise ConfigurationError(
             f"GAME_EVENTS_ICEBERG_CATALOG: pyiceberg cannot use the catalog {name!r}: {error}. It is configured by "

@@ -77,8 +77,10 @@ class KnownTables:
         try:
             system, prefix = self._system()
             system.create_dir(f"{prefix}{FOLDER}")
-            with system.open_output_stream(f"{prefix}{self._name}") as file:
-                file.write(msgspec.json.encode(self.tables))
+            written = msgspec.json.encode(self.tables)
+            # One write, of bytes: delta-rs takes no buffer.
+            with system.open_output_stream(f"{prefix}{self._name}", buffer_size=len(written) + 1) as file:
+                file.write(written)
         except OSError as error:
             log.warning("file=%s not_written=%r", self._name, str(error))
 
