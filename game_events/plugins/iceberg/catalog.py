@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import cast
@@ -64,11 +65,13 @@ def refuse_root(settings: BaseSettings, root: str) -> None:
 
 
 def _configured(settings: Settings, name: str) -> Catalog:
-    """A catalog of pyiceberg's configuration as it is now, with the lakehouse's place of storage where that says nothing of it."""
+    """A catalog of pyiceberg's configuration as it is now, in which the lakehouse's store need not be named."""
     try:
         configured = Config().get_catalog_config(name)
         if configured is None:
             raise ValueError("it is not configured")
+        # A REST server deletes old metadata itself: pyiceberg, which then cannot, would warn at each commit.
+        logging.getLogger("pyiceberg.catalog").setLevel(logging.ERROR)
         return load_catalog(name, **(store_options(settings) | cast("dict[str, str]", configured)))
     except (ValueError, ImportError) as error:
         raise ConfigurationError(

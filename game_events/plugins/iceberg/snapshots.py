@@ -18,7 +18,13 @@ from dataclasses import dataclass
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError, ValidationException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    ServerError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties, Transaction
@@ -39,6 +45,9 @@ from game_events.plugins.iceberg.schema import change_columns, iceberg_schema, p
 
 #: Properties of an Iceberg table, and of its snapshots.
 VERSION, TABLE_ID = "game_events.delta-version", "game_events.delta-table"
+
+#: How a REST catalog says that a table's metadata is gone: by the class of Iceberg's own error.
+LOST = "NotFoundException: "
 
 #: Attempts until a table is left to the process that keeps committing to it.
 ATTEMPTS = 10
@@ -147,7 +156,11 @@ def _held(catalog: Catalog, name: tuple[str, ...], table: Table) -> IcebergTable
         return load(catalog, name, table)
     except FileNotFoundError:
         catalog.drop_table(name)
-        return None
+    except ServerError as error:
+        if LOST not in str(error):
+            raise
+        catalog.drop_table(name)
+    return None
 
 
 def load(catalog: Catalog, name: tuple[str, ...], table: Table) -> IcebergTable | None:
