@@ -19,6 +19,7 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.config.settings import Settings
 from game_events.lakehouse.open_table import Entry, entry_of, has_entry
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, layer_of
+from game_events.pipeline.event_log import INTERVAL_S
 from game_events.plugins.iceberg.settings import IcebergSettings
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,11 @@ def tables_of(lakehouse: Lakehouse) -> list[Table]:
     return [lakehouse.table(key) for key in lakehouse.names() if layer_of(key) != Layer.OWN]
 
 
+def kept_s(table: Table) -> float:
+    """Seconds that a snapshot of a table stays: as Delta's replaced files, but for two looks of a loop at its tables."""
+    return max(0.0, table.retention.seconds(table.key) - 2 * INTERVAL_S)
+
+
 class KnownTables:
     """What is known of all tables; `save` keeps it for the next run."""
 
@@ -69,7 +75,7 @@ class KnownTables:
         known = self.tables.get(table.name)
         if known is None or not _is_newest(table, known):
             return True
-        return known.oldest_ms is not None and known.oldest_ms < now_ms - 1000 * table.retention.seconds(table.key)
+        return known.oldest_ms is not None and known.oldest_ms < now_ms - 1000 * kept_s(table)
 
     def save(self, news: Mapping[str, Known]) -> None:
         """Add what was found out; what another process has saved meanwhile stays."""

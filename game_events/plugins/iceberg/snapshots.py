@@ -39,7 +39,7 @@ from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.open_table import COMMIT_ID, OpenTable, of_columns
 from game_events.lakehouse.tables import Table, table_id
-from game_events.plugins.iceberg.current import FOLDER
+from game_events.plugins.iceberg.current import FOLDER, kept_s
 from game_events.plugins.iceberg.files import data_files, live_files, location_of
 from game_events.plugins.iceberg.schema import change_columns, iceberg_schema, partition_of, refuse_foreign, same_type
 
@@ -302,10 +302,10 @@ def _add_snapshot(change: Transaction, added: list[DataFile], removed: list[Data
 def expire(change: Transaction, table: Table, *, forget: bool) -> int:
     """Expire snapshots whose files Delta may delete, and those beyond the number that is kept; returns how many.
 
-    Snapshots are younger than what they name: one as old as the retention has lost no file yet.
+    A snapshot names files that were not replaced when it was made: one that is younger than the retention has lost none.
     """
     snapshots = sorted(change.table_metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
-    before = time.time() * 1000 - table.retention.seconds(table.key) * 1000
+    before = (time.time() - kept_s(table)) * 1000
     most = len(snapshots) - MOST_SNAPSHOTS
     old = [s.snapshot_id for n, s in enumerate(snapshots) if forget or n < most or s.timestamp_ms < before]
     current = change.table_metadata.current_snapshot_id

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import ServerError
 from pyiceberg.manifest import ManifestFile
 
 from game_events.errors import ConfigurationError
@@ -198,6 +199,24 @@ def test_a_table_whose_folder_was_deleted_with_the_metadata_is_made_anew(pipelin
     shutil.rmtree(silver.uri)
     put(silver, some(5))
     assert not caught_up(without_spark(pipeline.lakehouse.root, iceberg=True)).failed
+    assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
+
+
+def test_a_rest_catalog_that_says_that_the_metadata_is_gone_gives_the_table_anew(pipeline, silver, monkeypatch):
+    put(silver, some(1))
+    caught_up(pipeline)
+    usual = snapshots.load
+    lost = [ServerError("NotFoundException: Failed to open input stream for file"), ServerError("NullPointerException: x")]
+
+    def load(*where):
+        if lost:
+            raise lost.pop()
+        return usual(*where)
+
+    monkeypatch.setattr(snapshots, "load", load)
+    put(silver, some(2))
+    assert "NullPointerException" in caught_up(pipeline).failed[silver.name]  # of another fault nothing is dropped
+    assert not caught_up(pipeline).failed
     assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
 
 
