@@ -26,6 +26,7 @@ from benchmarks.figures import Figure, Step
 from benchmarks.games import games
 from benchmarks.graph import graph
 from benchmarks.history import history
+from benchmarks.iceberg import iceberg
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
 from benchmarks.layout import layout
@@ -74,6 +75,7 @@ SCENARIOS = SHORT | {
     "decoding": decoding,
     "deduplicate": deduplicate,
     "rest": rest,
+    "iceberg": iceberg,
 }
 QUICK_EVENTS = 100_000
 QUICK_S = 20.0

@@ -566,7 +566,9 @@ class Lakehouse:
         with store_errors_named(self.root):
             system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
             listed = system.get_file_info(pafs.FileSelector("", recursive=False))
-        return self._keys_of(f.base_name for f in listed if f.type == pafs.FileType.Directory)
+        # What begins so is hidden, as for Spark and Hive: plug-ins keep things beside the tables.
+        folders = (f.base_name for f in listed if f.type == pafs.FileType.Directory)
+        return self._keys_of(name for name in folders if not name.startswith("_"))
 
     def _keys_of(self, names: Iterable[str]) -> list[str]:
         """As `Names.keys_of`, with the game and the message type of each name that has both."""
