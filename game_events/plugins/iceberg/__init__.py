@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     commands={
         "iceberg": Command(
             "game_events.plugins.iceberg.command:iceberg",
-            "The tables as Iceberg tables: which version of each Iceberg has; --sync catches up (GAME_EVENTS_ICEBERG).",
+            "Show each table's version in Delta and in Iceberg, and where Iceberg's newest metadata is.",
         )
     },
     checks="game_events.plugins.iceberg.lag:CHECKS",
