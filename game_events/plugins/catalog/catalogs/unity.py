@@ -24,6 +24,8 @@ TIMEOUT_S = (10.0, 60.0)
 API = "api/2.1/unity-catalog"
 #: Characters of a server's message that an error repeats.
 SAID_CHARS = 300
+#: Characters of a path that are themselves in an address: not all readers decode others.
+IN_ADDRESSES = "/!$&'()*+,;=:@~"
 #: Delta's names of types -> Unity's; all others are themselves in upper case.
 TYPE_NAMES = {"integer": "INT"}
 #: Delta's names of types -> SQL's; all others are themselves.
@@ -131,7 +133,7 @@ class UnityCatalog:
             "table_type": "EXTERNAL",
             "data_source_format": "DELTA",
             "columns": columns(handle) if handle is not None else [],
-            "storage_location": f"file://{quote(table.uri)}" if table.is_local else table.uri,
+            "storage_location": f"file://{quote(table.uri, safe=IN_ADDRESSES)}" if table.is_local else table.uri,
         })  # fmt: skip
 
 
