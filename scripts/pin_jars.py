@@ -1,7 +1,7 @@
 """Writes game_events/jvm/jars.sha256, and that of the tests: fetches what each ivy.xml names, and pins every file as it came.
 
-Run it after a change of an ivy.xml (`make lock-jars`) and read the difference: a file whose version did not change must keep its
-SHA-256. Maven Central publishes `.sha256` or `.sha1` beside each file to compare with.
+Run it after a change of an ivy.xml (`make lock-jars`) and read the difference: a file whose version did not change must keep
+its SHA-256. Maven Central publishes `.sha256` or `.sha1` beside each file to compare with.
 """
 
 from __future__ import annotations

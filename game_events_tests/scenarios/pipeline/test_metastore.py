@@ -12,7 +12,7 @@ from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 from game_events_tests.support.typed_tables import add_types
 from game_events_tests.unit.plugins.catalog.test_registration import make
 
-#: For each line: in a session of its own, registers what runs have made, of each lakehouse twice, then asks for rows.
+#: For each line: registers what runs have made, of each lakehouse twice, then asks for rows. A session may go on with the next.
 STEPS = """
 import json, sys
 from game_events.orchestration.resources import SparkResource
@@ -39,7 +39,8 @@ for line in sys.stdin:
     for query in asked["queries"]:
         rows[query] = [list(row) for row in spark.sql(query).collect()]
     context = spark.sparkContext.applicationId
-    spark.stop()
+    if asked["ends"]:
+        spark.stop()
     print(json.dumps({"found": found, "rows": rows, "checks": checks, "context": context}), flush=True)
 """
 
@@ -81,8 +82,9 @@ def step(tmp_path, metastore):
         ) as process,
     ):
 
-        def run(lakehouses, *queries):
-            process.stdin.write(json.dumps({"lakehouses": [str(root) for root in lakehouses], "queries": queries}) + "\n")
+        def run(lakehouses, *queries, ends=True):
+            asked = {"lakehouses": [str(root) for root in lakehouses], "queries": queries, "ends": ends}
+            process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
             assert answer, log.read_text()[-3000:]
@@ -102,7 +104,7 @@ def test_tables_and_views_of_types_are_in_a_metastore_once_and_found_by_name_fro
     make(root, "bronze_events")
     add_types(root, {"t.Start": {"level": "3"}, "t.Paid": {"amount": "7"}})
     metastore.stop()
-    away = step([root])
+    away = step([root], ends=False)
     (registered, notices), _ = away["found"]
     assert registered == []
     assert notices[0].startswith("tables could not be registered in the catalog games: ")

@@ -27,9 +27,7 @@ class IcebergRestServer:
         jars = spark_home() / "jars"
         (py4j,) = jars.glob("py4j-*.jar")
         own = folder_of(ICEBERG_REST) / "iceberg_rest"
-        port = launch_gateway(
-            jarpath=str(py4j), classpath=f"{own}/*:{jars}/*", javaopts=JAVA_OPTIONS.split(), die_on_exit=True
-        )
+        port = launch_gateway(jarpath=str(py4j), classpath=f"{own}/*:{jars}/*", javaopts=JAVA_OPTIONS.split(), die_on_exit=True)
         self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
         self._server = self._started(self._gateway.jvm)
         self.url = f"http://{HOST}:{self._server.getURI().getPort()}"
