@@ -25,7 +25,7 @@ PLUGIN = Plugin(
         ),
     },
     definitions="game_events.plugins.catalog.schema_versions:build_schema_versions",
-    checks="game_events.plugins.catalog.catalogs.registration:CHECKS",
-    doctor="game_events.plugins.catalog.catalogs.grants:doctor",
+    checks="game_events.plugins.catalog.catalogs.checks:CHECKS",
+    doctor="game_events.plugins.catalog.catalogs.checks:doctor",
     run_observer="game_events.plugins.catalog.observer:CatalogObserver",
 )

@@ -8,14 +8,13 @@ without `revoke` nothing is taken away.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Self
 
 from game_events.config.extensions import extensions_of
-from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
-from game_events.errors import ConfigurationError, GameEventsError, first_few
+from game_events.errors import ConfigurationError, first_few
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -23,21 +22,15 @@ from game_events.lakehouse.tables import (
     PARTITIONED,
     QUARANTINE,
     SILVER,
-    Lakehouse,
     Table,
     game_of_gold,
     game_of_silver,
     gold_of_all,
 )
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.result import CheckResult
-from game_events.pipeline.runs.preflight import Hint
-from game_events.plugins.catalog.catalogs.places import tables_of
-from game_events.plugins.catalog.catalogs.spark_catalog import quoted
-from game_events.plugins.catalog.catalogs.unity import MissingError, UnityServer, in_path
+from game_events.plugins.catalog.catalogs.places import quoted
+from game_events.plugins.catalog.catalogs.unity import MissingError, UnityServer
 from game_events.plugins.catalog.settings import EVERY_GAME, CatalogSettings, Grant
 
-HOLD = "grants_hold"
 CATALOG, SCHEMA, TABLE = "catalog", "schema", "table"
 USE = {CATALOG: "USE CATALOG", SCHEMA: "USE SCHEMA"}
 
@@ -205,38 +198,3 @@ class Grants:
         if games := set(filter(None, (game_of_gold(key, aggregate) for aggregate in self._aggregates))):
             return Content({"gold"}, games)
         return Content({"own"}) if key in OWN_TABLES else None
-
-
-def grants_hold(pipeline: Pipeline) -> CheckResult:
-    """Whether the catalog has exactly the grants of the settings on the tables."""
-    grants = Grants.of(pipeline.settings)
-    if grants is None:
-        return CheckResult(HOLD, "bronze", True, "no grants are configured (GAME_EVENTS_GRANTS)")
-    try:
-        plan = grants.plan(tables_of(pipeline.lakehouse))
-    except GameEventsError as error:
-        return CheckResult(
-            HOLD, "bronze", False, f"the catalog could not be asked: {without_secrets(str(error), pipeline.settings)}"
-        )
-    counts = {"missing": len(plan.missing), "surplus": len(plan.surplus), "unregistered": len(plan.unregistered)}
-    return CheckResult(HOLD, "bronze", not plan.changes, plan.summary, counts)
-
-
-def doctor(settings: Settings) -> dict[str, Callable[[], str]]:
-    """What `game-events doctor` shows of Unity Catalog, if it is used."""
-    if CatalogSettings.of(settings).unity_url is None:
-        return {}
-    return {"catalog": lambda: _found(settings)}
-
-
-def _found(settings: Settings) -> str:
-    server = UnityServer.of(CatalogSettings.of(settings))
-    grants = Grants.of(settings)
-    if server is not None:
-        server.ask("GET", f"catalogs/{in_path(str(settings.catalog).partition('.')[0])}")
-    if grants is None:
-        return f"{settings.catalog}: the server answers; no grants are configured"
-    lakehouse = Lakehouse.of(settings)
-    plan = grants.plan(tables_of(lakehouse))
-    text = f"{settings.catalog}: the server answers; grants: {plan.summary}"
-    return Hint(f"{text} (`game-events grants plan`)") if plan.changes else text

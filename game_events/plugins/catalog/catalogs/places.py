@@ -1,4 +1,4 @@
-"""Tables that can be registered, and when two addresses of one are the same: catalogs write them in different ways."""
+"""Names and places of tables in catalogs: which can be registered, how SQL quotes them, when two addresses are the same."""
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse, Table
@@ -26,3 +26,14 @@ def tables_of(lakehouse: Lakehouse) -> dict[str, Table]:
     """Name -> table; an object store may also have folders without a first commit."""
     tables = [lakehouse.table(key) for key in lakehouse.names()]
     return {t.name: t for t in tables if "://" not in lakehouse.root or t.open_to_read() is not None}
+
+
+def quoted(name: str) -> str:
+    """A name as Spark's SQL quotes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(value: str) -> str:
+    """A text as Spark's SQL quotes it."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

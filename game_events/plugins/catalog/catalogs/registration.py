@@ -18,11 +18,10 @@ from game_events.config.masking import without_secrets
 from game_events.errors import GameEventsError, first_few, first_line
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.tables import Layer, Table
-from game_events.pipeline.checks.table_checks import TableCheck
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import CheckResult, RunResult
-from game_events.plugins.catalog.catalogs.grants import HOLD, Grants, grants_hold
+from game_events.plugins.catalog.catalogs.grants import Grants
 from game_events.plugins.catalog.catalogs.places import tables_of
 from game_events.plugins.catalog.catalogs.spark_catalog import SparkCatalog
 from game_events.plugins.catalog.catalogs.unity import UnityCatalog, UnityServer
@@ -130,6 +129,3 @@ def _games_with_views(pipeline: Pipeline, report: RunReport) -> set[str]:
 def _cause(pipeline: Pipeline, error: Exception) -> str:
     """The first line of an error: a catalog's errors are long stacks."""
     return without_secrets(f"{type(error).__name__}: {first_line(error)}", pipeline.settings, most=600)
-
-
-CHECKS = (TableCheck(REGISTERED, "bronze", tables_registered), TableCheck(HOLD, "bronze", grants_hold))

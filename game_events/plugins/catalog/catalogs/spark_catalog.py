@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from game_events.errors import ConfigurationError, first_line
 from game_events.lakehouse.tables import BRONZE, Table
-from game_events.plugins.catalog.catalogs.places import of_another, same_place
+from game_events.plugins.catalog.catalogs.places import literal, of_another, quoted, same_place
 
 IMPLEMENTATION = "spark.sql.catalogImplementation"
 
@@ -84,14 +84,3 @@ class SparkCatalog:
                 f"the session's catalog is in memory and ends with it: set {IMPLEMENTATION} to hive (a metastore) where Spark "
                 "is started, or name another catalog (GAME_EVENTS_CATALOG=catalog.database)"
             )
-
-
-def quoted(name: str) -> str:
-    """A name as Spark's SQL quotes it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def literal(value: str) -> str:
-    """A text as Spark's SQL quotes it."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -1,7 +1,7 @@
 """Unity Catalog, by its REST API: Spark needs no connector, and a run that registers a table starts no Spark for it.
 
 The official client for Python would bring an HTTP library and an event loop of its own for the seven calls that are made here.
-Each call is given up after `TIMEOUT_S`; the token is sent to the address of the settings alone, as no redirect is followed.
+Each call is over after `TIMEOUT_S`; the token is sent to the address of the settings alone, as no redirect is followed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-import requests
+import httpx2
 from deltalake import DeltaTable
 
+from game_events.config.http_bounds import bounded
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import Table
 from game_events.plugins.catalog.catalogs.places import of_another, same_place
 from game_events.plugins.catalog.settings import CatalogSettings
 
-#: Seconds to connect, and between two parts of an answer.
-TIMEOUT_S = (10.0, 60.0)
+#: Seconds of a call, and bytes of its answer: a page of tables with all columns.
+TIMEOUT_S = 60.0
+MOST_BYTES = 64 * 2**20
 API = "api/2.1/unity-catalog"
 #: Characters of a server's message that an error repeats.
 SAID_CHARS = 300
@@ -35,12 +37,10 @@ SQL_TYPES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "t
 class UnityServer:
     """The calls of a server's API; each raises as `ask`."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, timeout_s: float = TIMEOUT_S) -> None:
         self._api = f"{url}/{API}"
-        self._session = requests.Session()
-        self._session.trust_env = False
-        if token:
-            self._session.headers["Authorization"] = f"Bearer {token}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = bounded(httpx2.Client(timeout=timeout_s, headers=headers), timeout_s, MOST_BYTES)
 
     @classmethod
     def of(cls, settings: CatalogSettings) -> Self | None:
@@ -57,12 +57,10 @@ class UnityServer:
             ConfigurationError: it refuses.
         """
         try:
-            answer = self._session.request(
-                method, f"{self._api}/{path}", params=query, json=body, timeout=TIMEOUT_S, allow_redirects=False
-            )
-        except requests.RequestException as error:
+            answer = self._client.request(method, f"{self._api}/{path}", params=query, json=body)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise TransientError(f"Unity Catalog at {self._api} does not answer: {type(error).__name__}") from error
-        if answer.ok and answer.status_code < 300:
+        if answer.is_success:
             return _object(answer)
         said = f"Unity Catalog answers {method} {path} with {answer.status_code}: {_message(answer)}"
         if answer.status_code == 404:
@@ -175,25 +173,25 @@ def in_path(name: str) -> str:
     return quote(name, safe="")
 
 
-def _object(answer: requests.Response) -> dict[str, Any]:
+def _object(answer: httpx2.Response) -> dict[str, Any]:
     if not answer.content.strip():
         return {}
     try:
         value = answer.json()
-    except requests.JSONDecodeError:
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise ConfigurationError(
-            f"{answer.url.partition('?')[0]} does not answer as Unity Catalog does: is it the right address?"
+            f"{answer.url.copy_with(query=None)} does not answer as Unity Catalog does: is it the right address?"
         )
     return value
 
 
-def _message(answer: requests.Response) -> str:
+def _message(answer: httpx2.Response) -> str:
     """What the server says; of no more than a line."""
     try:
         value = answer.json()
-    except requests.JSONDecodeError:
+    except ValueError:
         value = answer.text
     said = str(value.get("message", value)) if isinstance(value, dict) else str(value)
-    return " ".join(said.split())[:SAID_CHARS] or answer.reason
+    return " ".join(said.split())[:SAID_CHARS] or answer.reason_phrase

@@ -14,7 +14,8 @@ from game_events.config.type_names import type_name
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, names_of
-from game_events.plugins.catalog.catalogs.spark_catalog import SparkCatalog, literal, quoted
+from game_events.plugins.catalog.catalogs.places import literal, quoted
+from game_events.plugins.catalog.catalogs.spark_catalog import SparkCatalog
 from game_events.plugins.catalog.type_views import Dialect, TypeView
 
 

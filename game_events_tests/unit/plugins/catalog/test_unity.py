@@ -12,7 +12,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableReport
 from game_events.pipeline.runs.preflight import Hint
-from game_events.plugins.catalog.catalogs.grants import doctor, grants_hold
+from game_events.plugins.catalog.catalogs.checks import doctor, grants_hold
 from game_events.plugins.catalog.catalogs.registration import register_tables, tables_registered
 from game_events.plugins.catalog.catalogs.unity import UnityServer, columns
 from game_events_tests.support.servers.unity_server import unity_server
