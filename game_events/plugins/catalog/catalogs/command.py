@@ -13,7 +13,11 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.plugins.catalog.catalogs.grants import Grants, Plan
 from game_events.plugins.catalog.catalogs.places import tables_of
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(
+    help="Who may read which table in Unity Catalog: what the settings want and the catalog lacks; made, or checked.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 Revoke = Annotated[bool, typer.Option("--revoke", help="Take away, too, what is not in the settings.")]
 
