@@ -18,7 +18,7 @@ from benchmarks.messages import BASE_S, compiled
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.plugins.local.producer.messages import BATCH_TUNING, KafkaWriter
+from game_events.plugins.local.producer.messages import BATCH, BATCH_TUNING, KafkaWriter
 from game_events.schema_registry import registry_client
 from game_events.sources.kafka.client import ensure_topic
 
@@ -90,8 +90,9 @@ def _send(arena: Arena, topic: str, messages: list[tuple[int, bytes]], count: in
     # The index path: [0] is short, others have their length and a zigzag number.
     values = [head + (b"\0" if not kind else bytes([2, 2 * kind])) + payload for kind, payload in messages]
     with KafkaWriter(settings, BATCH_TUNING) as writer:
-        for start in range(0, count, POOL):
-            writer.write_batch([{"value": value} for value in values[: count - start]])
+        for start in range(0, count, BATCH):
+            numbers = range(start, min(start + BATCH, count))
+            writer.write_batch([{"value": values[number % len(values)]} for number in numbers])
 
 
 def _timed(arena: Arena, what: str, way: str, pair: int, pipeline: Pipeline, events: int) -> None:

@@ -9,9 +9,11 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 from deltalake import DeltaTable
@@ -21,14 +23,18 @@ from game_events.cli.output import since as since_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Version, versions
-from game_events.lakehouse.data.columns import owners_of, tags_of
+from game_events.lakehouse.data.columns import MESSAGE_TYPE, owners_of, tags_of
+from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables import KINDS, read_events
-from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, Table, add_actions, existing_table
+from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, Table, add_actions, existing_table, names_of, paths
 from game_events.pipeline.reporting.result import COUNTER_KINDS
 
 
-def tables(as_json: Json = False) -> None:
+def tables(
+    types: Annotated[bool, typer.Option("--types", help="Also the rows by message type; this reads a column of each.")] = False,
+    as_json: Json = False,
+) -> None:
     """List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns."""
     output = Output(as_json=as_json)
     lakehouse = Lakehouse.of(load_settings())
@@ -38,12 +44,18 @@ def tables(as_json: Json = False) -> None:
         handle = table.open_to_read()
         if handle is None:
             continue
-        entries.append(_entry(table, handle))
+        entry = _entry(table, handle)
+        if types:
+            entry["types"] = _rows_by_type(table, handle)
+        entries.append(entry)
     if entries:
         columns = ["table", "rows", "version", "files", "bytes", "columns"]
         columns += ["owners"] if any(entry["owners"] for entry in entries) else []
         rows = [[", ".join(v) if isinstance(v, list) else v for v in map(entry.get, columns)] for entry in entries]
         output.table(lakehouse.root, columns, rows)
+        if types:
+            by_type = [[entry["table"], name, rows] for entry in entries for name, rows in entry["types"].items()]
+            output.table("rows by message type", ["table", "message type", "rows"], by_type)
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
     output.result({"root": lakehouse.root, "tables": entries})
@@ -66,6 +78,17 @@ def _entry(table: Table, handle: DeltaTable) -> dict[str, Any]:
         "description": handle.metadata().description,
         "location": table.uri,
     }
+
+
+def _rows_by_type(table: Table, handle: DeltaTable) -> dict[str, int]:
+    """Message type -> rows, most first; ``: those without one. Empty for a table without such a column."""
+    if MESSAGE_TYPE not in names_of(handle):
+        return {}
+    counts = Counter[str]()
+    for rows in read_parts(table, pa.schema([(MESSAGE_TYPE, pa.string())]), paths(handle)):
+        for found in pc.value_counts(rows.column(MESSAGE_TYPE).combine_chunks()).to_pylist():
+            counts[found["values"] or ""] += found["counts"]
+    return dict(counts.most_common())
 
 
 def history(

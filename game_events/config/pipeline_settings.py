@@ -610,6 +610,19 @@ class SourceSettings(KafkaSettings, FileSettings):
         return tuple(self.kafka_assign) or split_names(self.kafka_topic)
 
     @property
+    def topic_pattern(self) -> str:
+        """Regular expression of the topics of which records may be read; of files all."""
+        if self.source != FileSettings.model_fields["source"].default:
+            return ".*"
+        pattern = self.kafka_topic_pattern
+        return "|".join(map(re.escape, self.kafka_topics)) if pattern is None else pattern
+
+    def decoding_of(self, topic: str) -> TopicDecoding | None:
+        """The entry of a topic: its own, else that of the first pattern that matches; None: its records have frames."""
+        patterns = (name for name in self.decoding_patterns if re.fullmatch(name, topic))
+        return self.decoding.get(topic if topic in self.decoding else next(patterns, topic))
+
+    @property
     def produced_topic(self) -> str:
         """The topic that the simulator writes to: the first one."""
         return (self.kafka_topics or split_names(self.kafka_topic))[0]

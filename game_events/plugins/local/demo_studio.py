@@ -14,6 +14,7 @@ from game_events.cli.output import Output
 from game_events.cli.run import run_and_show
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.plugins.local.producer.studio import CLUSTERS, GAMES, Sent, send_studio
@@ -71,6 +72,8 @@ def _compared(output: Output, settings: Settings, sent: Sent) -> dict[str, objec
         decoded = sent.records[topic] - sent.garbage[topic]
         balanced &= bronze[key] == decoded and quarantined[key] == sent.garbage[topic] and duplicates == sent.twice[topic]
     output.table("books by source", columns, table)
+    noted = sum(counter(lakehouse.silver(game).open(), Txn.ROWS_DUPLICATE) for game in GAMES)
+    balanced &= noted == sent.twice.total()
     wrong = _differences(settings, lakehouse, sent)
     output.say("sent = bronze + quarantine, bronze = silver + duplicates, by source: " + ("yes" if balanced else "NO"))
     players = sum(map(len, sent.truth.values()))

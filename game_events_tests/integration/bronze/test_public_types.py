@@ -1,4 +1,4 @@
-"""Twelve public message types, none of which has game, player and time on top, arrive and route by settings alone."""
+"""Message types shaped like twelve public ones, without game, player and time on top, arrive and route by settings alone."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def messages(name: str, schema: Any) -> list[Message]:
     return made
 
 
-def test_twelve_public_message_types_route_by_settings_alone_and_every_value_is_as_python_reads_it(
+def test_types_shaped_like_twelve_public_ones_route_by_settings_alone_and_every_value_is_as_python_reads_it(
     make_settings, make_pipeline
 ):
     settings = make_settings(**DEFINITIONS)

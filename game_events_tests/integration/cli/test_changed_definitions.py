@@ -1,5 +1,7 @@
 """Another definition of the game: each command says what has to be made anew, and one command does it."""
 
+import re
+
 import pytest
 
 from game_events_tests.support.reconciliation import count
@@ -19,6 +21,8 @@ def test_a_changed_definition_stops_runs_until_one_command_has_made_all_rows_ane
         said = cli(*command)
         assert said.code == 1, said.everything
         assert "`game-events redecode --downstream` makes all of them again" in " ".join(said.everything.split())
+    checks = {check["check"]: check for check in said.result["checks"]}
+    assert made_by(checks["definitions"]["detail"]) == (sent.decodable, {f"{game}_eu" for game in sent.records})
     done = cli("redecode", "--downstream", "--json")
     assert done.code == 0, done.everything
     assert done.result["redecoded_rows"] == sent.decodable
@@ -32,4 +36,11 @@ def test_a_changed_definition_stops_runs_until_one_command_has_made_all_rows_ane
     checks = {check["check"]: check for check in cli("doctor", "--json").result["checks"]}
     assert checks["definitions"]["ok"]
     assert not checks["definitions"]["look"]
-    assert "game_name: game_name || '_eu'. Of " in checks["definitions"]["detail"]
+    assert made_by(checks["definitions"]["detail"]) == (sent.decodable, {f"{game}_eu" for game in sent.records})
+
+
+def made_by(detail):
+    """Rows that doctor has tried, and the names that it says the expression gives."""
+    said = re.match(r"game_name: game_name \|\| '_eu'\. Of (\d+) rows of bronze_events they make game_name ('[^;.]*')", detail)
+    assert said, detail
+    return int(said[1]), set(said[2].replace("'", "").split(", "))

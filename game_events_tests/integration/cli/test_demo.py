@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -13,10 +16,16 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.plugins.local import demo as demo_command
 from game_events.plugins.local.demo import truths
+from game_events.plugins.local.demo_studio import RECORDS
+from game_events.plugins.local.producer.studio import SESSION, events
 from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.docs.pages import DOCS, PAGES, RUN_BY, blocks
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.processes import running
+
+PROTO = (DOCS.parent / "examples" / "studio" / "studio.proto").read_text()
+#: The message types of the example, by their number.
+MESSAGES = re.findall(r"^message (\w+)", PROTO, re.MULTILINE)
 
 
 @pytest.fixture
@@ -94,7 +103,9 @@ def test_the_demo_is_exact_keeps_its_tables_and_leaves_nothing_running(demo, tmp
 
 
 @pytest.mark.scenario
-def test_a_studios_events_of_two_clusters_without_frames_under_several_names_and_sent_twice_are_booked_exactly(demo):
+def test_a_studios_events_of_two_clusters_without_frames_under_several_names_and_sent_twice_are_booked_exactly(
+    demo, cli, spark, monkeypatch
+):
     said, body = demo("--example", "studio")
     assert body["success"] is True
     assert {(book["source"], book["topic"]) for book in body["books"]} == {
@@ -108,6 +119,48 @@ def test_a_studios_events_of_two_clusters_without_frames_under_several_names_and
         assert min(book["quarantine"], book["duplicates"]) > 0
     assert body["games"] == ["chess", "rummy", "uno"]
     assert "gold of 120 players in 3 games equals what the producers sent once: yes" in said
+    monkeypatch.setenv("GAME_EVENTS_LAKEHOUSE", body["lakehouse"])
+    spark.read.format("delta").load(f"{body['lakehouse']}/silver_rummy_events").createOrReplaceTempView("silver_rummy_events")
+    statements = [block.text for block in blocks(DOCS / "questions.md") if block.mark == RUN_BY]
+    for statement, (answer, wanted) in zip(statements, answers().items(), strict=True):
+        assert [tuple(map(in_utc, row)) for row in spark.sql(statement).collect()] == wanted, answer
+        shown = cli("sql", statement, "--json", "--limit", "1000").result["rows"]
+        assert shown == json.loads(json.dumps(wanted, default=lambda time: time.isoformat())), answer
+
+
+def in_utc(value):
+    """Spark's times have no zone: they are those of its session, which is UTC."""
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+
+
+def answers():
+    """What docs/questions.md asks of the studio's rummy, by plain Python over what was sent."""
+    mine = [e for seed in range(2) for e in events(RECORDS, seed) if e.game == "rummy"]
+    of_day, types = defaultdict(list), defaultdict(lambda: defaultdict(list))
+    for event in mine:
+        of_day[event.time.date()].append(event.player)
+        if event.topic == "events":
+            types[event.kind][event.player].append(event.time)
+    days = defaultdict(set)
+    for day, players in of_day.items():
+        for player in players:
+            days[player].add(day)
+    started, completed = types[MESSAGES.index("LevelStart")], types[MESSAGES.index("LevelComplete")]
+    cohorts = defaultdict(list)
+    for seen in days.values():
+        cohorts[min(seen)].append([min(seen) + timedelta(days=n) in seen for n in (1, 2, 3)])
+    newest = {e.player: e for e in sorted(mine, key=lambda e: (e.time, e.event_id))}
+    return {
+        "active players": [(day, len(set(players)), len(players)) for day, players in sorted(of_day.items())],
+        "funnel": [(len(started), sum(max(completed[p], default=min(start)) > min(start) for p, start in started.items()))],
+        "retention": [(day, len(of), *map(sum, zip(*of, strict=True))) for day, of in sorted(cohorts.items())],
+        "last state": [(p, *state_of(newest[p])) for p in sorted(newest)],
+    }
+
+
+def state_of(event):
+    name = f"studio.{MESSAGES[event.kind]}" if event.topic == "events" else SESSION
+    return name, "3.1" if event.topic == "events" else None, event.time
 
 
 @pytest.fixture

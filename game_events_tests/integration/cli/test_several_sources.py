@@ -24,12 +24,12 @@ def ready(environment, us, monkeypatch, spark):  # noqa: ARG001 - the run finds 
     names = ("kafka_bootstrap_servers", "schema_registry_url")
     monkeypatch.setenv("GAME_EVENTS_SOURCES", json.dumps({"eu": {}, "us": {name: getattr(us, name) for name in names}}))
     monkeypatch.setenv("GAME_EVENTS_SOURCES__US__SCHEMA_REGISTRY_PASSWORD", SECRET)
-    monkeypatch.setattr("game_events.sources.kafka.source.TIMEOUT_S", 1.0)
     send(environment, register(environment, SCHEMA), [event("uno", amounts(n)) for n in range(2)])
     send(us, register(us, ELSEWHERE), [event("uno", remarks("a"))])
     return environment
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_one_source_is_down_the_run_reads_the_other_fails_by_its_name_and_the_next_one_catches_up(cli, ready, us, monkeypatch):
     healthy = cli("doctor", "--json")
     checks = {check["check"]: check for check in healthy.result["checks"]}

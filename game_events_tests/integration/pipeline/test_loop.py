@@ -133,10 +133,10 @@ def test_a_game_that_fails_is_in_the_report_and_comes_back_while_the_others_go_o
 
 
 @pytest.mark.scenario
-@pytest.mark.usefixtures("no_waiting")
-def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(make_settings, make_pipeline, tmp_path):
+def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(make_settings, make_pipeline, tmp_path, no_waiting):
     folder = tmp_path / "own-stack"
     state = local_stack.up(folder)
+    no_waiting.add(state.kafka_bootstrap_servers)
     try:
         settings = make_settings(
             kafka_bootstrap_servers=state.kafka_bootstrap_servers,

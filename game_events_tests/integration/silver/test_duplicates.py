@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -12,17 +11,23 @@ import pytest
 from game_events.errors import ConfigurationError, ExtensionError
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS, TIME
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.orchestration.events import table_metadata
 from game_events.pipeline import quality
 from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.refresh import refresh as refresh_all
 from game_events.pipeline.silver import duplicates, duplicates_in_spark, stage
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.plugins.governance.run import erase
+from game_events_tests.support.reconciliation import count, rows
+from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.tables import put
-from game_events_tests.support.worlds.quality import Event, assert_sound, rule, send_events
+from game_events_tests.support.worlds.quality import SCHEMA, Event, assert_sound, encoded, rule, send_events
 from game_events_tests.support.worlds.quality import in_silver as offsets_in_silver
+from game_events_tests.support.worlds.topic import register, send_values
 from game_events_tests.support.worlds.waves import at_point, power_cut_at
 
 GAMES = ("uno", "go", "chess")
@@ -110,8 +115,8 @@ def refresh(pipeline, **options):
     return report
 
 
-def assert_kept(pipeline, sent, entries, judge=lambda _: True):
-    silver, left_out = kept(sent.events, entries, judge)
+def assert_kept(pipeline, events, entries, judge=lambda _: True):
+    silver, left_out = kept(events, entries, judge)
     assert in_silver(pipeline) == silver
     books = reconcile(pipeline)
     assert books.passed, books.summary()
@@ -159,48 +164,46 @@ def test_whatever_way_rows_come_to_silver_it_has_the_first_of_each_event(
     for _ in range(3):
         sent.send(pipeline, 40)
         report = refresh(pipeline)
-        for game, count in report.duplicates.items():
-            reported[game] = reported.get(game, 0) + count
-        left_out = assert_kept(pipeline, sent, entries)
+        for game, left in report.duplicates.items():
+            reported[game] = reported.get(game, 0) + left
+        left_out = assert_kept(pipeline, sent.events, entries)
     assert reported == left_out
     assert left_out, "nothing was sent twice: this test shows nothing"
     refresh(pipeline, full=True)
-    assert_kept(pipeline, sent, entries)
+    assert_kept(pipeline, sent.events, entries)
 
 
-def one_step(random, sent, make):
-    """Something happens to silver: rows, a crash, a rival, a full refresh, a list of games."""
-    step = random.choice(["run", "run", "crash", "rival", "full refresh", "of one game", "one game alone"])
-    sent.send(make(), random.choice([1, 5, 30]))
-    if step == "crash":
-        with (
-            contextlib.suppress(NothingHappened),
-            crash_at(random.choice(["silver_staged", "game_committed:1", "silver_committed"])),
-        ):
-            refresh(make())
-    elif step == "rival":
-        with pytest.MonkeyPatch.context() as patch:
-            at_point(patch, "silver_staged", lambda: (sent.send(make(), 7), refresh(make())))
-            refresh(make())
-    elif step == "of one game":
-        refresh(make(), games=frozenset({random.choice(GAMES)}), full=True)
-    elif step == "one game alone":  # the others stay behind
-        refresh(make(games=(random.choice(GAMES),)))
-    refresh(make(), full=step == "full refresh")
-    return step
+#: What happens to silver once in a test, besides crashes.
+STEPS = ("run", "one row", "rival", "rival of a full refresh", "full refresh", "of one game", "one game alone")
 
 
-class NothingHappened(Exception):  # noqa: N818 - no error of the test
-    """The point was not reached: there were no new rows."""
+def every_step(crashes, crashes_of_full_refresh):
+    """Each step, and a crash at each of the points, once: (step, point), in an order that is the same each time."""
+    steps = [(step, "") for step in STEPS]
+    steps += [("crash", point) for point in crashes]
+    steps += [("crash of a full refresh", point) for point in crashes_of_full_refresh]
+    Random(1).shuffle(steps)  # noqa: S311 - a test's choices
+    return steps
 
 
-@contextlib.contextmanager
-def crash_at(point):
-    try:
+def take_step(step, point, sent, make):
+    """Rows arrive and something happens to silver; a crash or a rival that does not come is a failure."""
+    sent.send(make(), 1 if step == "one row" else 40)
+    if step.startswith("crash"):
         with power_cut_at(point):
-            yield
-    except pytest.fail.Exception:
-        raise NothingHappened from None
+            refresh(make(), full=step == "crash of a full refresh")
+    elif step.startswith("rival"):
+        is_full = step == "rival of a full refresh"
+        meeting = "silver_replanned" if is_full else "silver_staged"
+        with pytest.MonkeyPatch.context() as patch:
+            happened = at_point(patch, meeting, lambda: (sent.send(make(), 7), refresh(make())))
+            refresh(make(), full=is_full)
+        assert happened == [meeting]
+    elif step == "of one game":
+        refresh(make(), games=frozenset({sent.random.choice(GAMES)}), full=True)
+    elif step == "one game alone":  # the others stay behind
+        refresh(make(games=(sent.random.choice(GAMES),)))
+    refresh(make(), full=step == "full refresh")
 
 
 @pytest.mark.scenario
@@ -210,8 +213,11 @@ def crash_at(point):
 )
 def test_crashes_rivals_and_refreshes_change_nothing(make_settings, make_pipeline, entries, rules):
     """Rows that rules keep out take no part: a later row with the same key is the first one."""
-    random = Random(f"{entries} {rules}")  # noqa: S311 - a test's choices
-    sent, steps = Sent(7), []
+    sent, taken = Sent(7), []
+    committed = [f"game_committed:{number}" for number in (1, 2, 3)]
+    steps = every_step(
+        ["silver_staged", *committed, "silver_committed"], ["silver_replanned", *committed[:2], "silver_committed"]
+    )
 
     def make(**options):
         return make_pipeline(make_settings(deduplicate=entries, rules=rules, **options))
@@ -219,12 +225,13 @@ def test_crashes_rivals_and_refreshes_change_nothing(make_settings, make_pipelin
     def judge(event):
         return not rules or ((event["level"] is None or event["level"] < 2) and event["event_id"] not in ("d", None))
 
-    for _ in range(8):
-        steps.append(one_step(random, sent, make))
+    for step, point in steps:
+        taken.append(f"{step} {point}".strip())
+        take_step(step, point, sent, make)
         silver, left_out = kept(sent.events, entries, judge)
-        assert in_silver(make()) == silver, steps
+        assert in_silver(make()) == silver, taken
         books = reconcile(make())
-        assert books.passed, (books.summary(), steps)
+        assert books.passed, (books.summary(), taken)
         assert books.duplicates == sum(left_out.values())
     assert left_out
 
@@ -239,9 +246,9 @@ def test_a_setting_that_is_taken_away_or_changed_counts_for_later_rows_until_a_f
     begun, added = kept(first, [EVENT_ID])[0], kept(second, [])[0]
     assert in_silver(without) == {game: sorted([*begun[game], *added[game]]) for game in GAMES}
     refresh(without, full=True)
-    assert_kept(without, sent, [])
+    assert_kept(without, sent.events, [])
     refresh(with_it, full=True)
-    assert_kept(with_it, sent, [EVENT_ID])
+    assert_kept(with_it, sent.events, [EVENT_ID])
 
 
 def test_transformations_may_add_columns_but_not_change_what_is_compared_or_the_number_of_rows(
@@ -260,7 +267,7 @@ def test_transformations_may_add_columns_but_not_change_what_is_compared_or_the_
         pipeline = make_pipeline(make_settings(deduplicate=[EVENT_ID], extensions=str(tmp_path / "adds.py")))
         sent.send(pipeline, 30)
         refresh(pipeline)
-        assert assert_kept(pipeline, sent, [EVENT_ID]), number
+        assert assert_kept(pipeline, sent.events, [EVENT_ID]), number
     sent.send(pipeline, 30)
     for name, message in (("changes", "by which GAME_EVENTS_DEDUPLICATE compares rows"), ("drops", "has rows='any'")):
         pipeline = make_pipeline(make_settings(deduplicate=[EVENT_ID], extensions=str(tmp_path / f"{name}.py")))
@@ -296,4 +303,57 @@ def test_events_that_a_producer_repeats_are_in_silver_and_gold_once_and_a_person
     assert (books.passed, books.bronze, books.silver, books.duplicates) == (True, 5, 4, 1)
     refresh(make_pipeline(settings), full=True)
     assert offsets_in_silver(settings) == {"uno": [0, 4, 5, 6]}
+    assert_sound(make_pipeline(settings))
+
+
+def test_a_copy_that_a_replay_adds_comes_after_the_rows_before_it_and_a_redecode_changes_nothing(
+    make_settings, make_pipeline, stack
+):
+    """Of rows that were in quarantine the batch of the replay counts, not their offset, whatever is made anew later."""
+    entries = [{"key": ["note"], "window_h": 1}]
+    known = register(make_settings(), SCHEMA)
+    hidden = register(make_settings(), f"{SCHEMA} message Later {{ string a = 1; }}")
+    events = []
+
+    def send(batch, *notes):
+        """Events that become rows by that batch: those of the hidden schema by the replay, the third batch."""
+        ids = [hidden if note.endswith("?") else known for note in notes]
+        payloads = [encoded(Event("uno", note=note.removesuffix("?"))) for note in notes]
+        send_values(settings, [b"\0" + i.to_bytes(4, "big") + b"\0" + p for i, p in zip(ids, payloads, strict=True)])
+        for note in notes:
+            event = {"game_name": "uno", "note": note.removesuffix("?"), "event_timestamp": BEGIN, "_message_type": "Event"}
+            event |= {"_kafka_topic_id": "x", "_kafka_partition": 0, "_kafka_offset": len(events), "_kafka_timestamp": BEGIN}
+            events.append(event | {"_batch": 3 if note.endswith("?") else batch})
+
+    def assert_as_sent(batches):
+        there = sorted((event for event in events if event["_batch"] <= batches), key=_order)
+        wanted = sorted((event["_kafka_offset"], event["_batch"]) for event in there)
+        assert rows(settings, BRONZE, "SELECT _kafka_offset, _batch FROM t ORDER BY 1") == wanted
+        return assert_kept(make_pipeline(settings), there, entries)
+
+    with registry_proxy(stack.schema_registry_url) as proxy:
+        settings = make_settings(schema_registry_url=proxy.url, deduplicate=entries)
+        proxy.hide(hidden)
+        for batch, notes in enumerate((["a", "b?", "c?"], ["b", "a?", "d?", "d?"]), 1):
+            send(batch, *notes)
+            assert refresh_all(make_pipeline(settings)).success
+        assert assert_as_sent(2) == {}
+        assert count(settings, QUARANTINE) == 5
+        proxy.show_all()
+        assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 5
+        refresh(make_pipeline(settings))
+        assert assert_as_sent(3) == {"uno": 3}
+        send(4, "c", "d", "e")
+        assert refresh_all(make_pipeline(settings)).success
+        assert assert_as_sent(4) == {"uno": 5}
+
+        done = redecode(make_pipeline(settings), RunReport())
+        assert (done.rows, dict(done.kept)) == (10, {})
+        refresh(make_pipeline(settings))
+        assert assert_as_sent(4) == {"uno": 5}
+        refresh(make_pipeline(settings), full=True)
+        assert assert_as_sent(4) == {"uno": 5}
+        send(5, "e", "f")
+        assert refresh_all(make_pipeline(settings)).success
+        assert assert_as_sent(5) == {"uno": 6}
     assert_sound(make_pipeline(settings))

@@ -1,8 +1,6 @@
 """Rows that were sent twice, where message types have tables of their own: all tables of a game are compared with."""
 
-import contextlib
 from collections import Counter
-from random import Random
 
 import pytest
 
@@ -15,16 +13,16 @@ from game_events_tests.integration.silver.test_duplicates import (
     BEGIN,
     ENTRIES,
     GAMES,
-    NothingHappened,
     Sent,
     as_table,
-    crash_at,
+    every_step,
     kept,
     refresh,
+    take_step,
 )
 from game_events_tests.support.tables import put, rows
 from game_events_tests.support.worlds.quality import Event, rule, send_events
-from game_events_tests.support.worlds.waves import at_point
+from game_events_tests.support.worlds.waves import power_cut_at
 
 TABLES = {None: "", "studio.Start": ":start", "studio.Fail": ":fail"}
 #: The second one by names without their first parts.
@@ -71,7 +69,7 @@ def test_after_a_crash_between_the_commits_of_a_games_tables_the_first_of_each_e
         refresh(pipeline)
         assert_whole(pipeline, sent, full_entries(entries))
     sent.send(pipeline, 40)
-    with crash_at("silver_type_committed:3"):
+    with power_cut_at("silver_type_committed:3"):
         refresh(make(deduplicate=entries))
     sent.send(pipeline, 30)
     refresh(make(deduplicate=entries))
@@ -91,7 +89,7 @@ def test_a_row_that_other_rules_kept_out_of_a_table_that_is_ahead_keeps_no_later
         for offset, (event, kind) in enumerate(kinds)
     ]
     put(pipeline.bronze, as_table(events), {Txn.BATCH: 1})
-    with crash_at("silver_type_committed:1"):
+    with power_cut_at("silver_type_committed:1"):
         refresh(make(rules=(rule("no_a", "event_id <> 'a'", "drop", types=["Start"]),), **options))
     refresh(make(**options))
     found = {name: [o for (o,) in rows(pipeline.lakehouse.silver(name), "_kafka_offset")] for name in ("uno:start", "uno")}
@@ -116,39 +114,19 @@ def test_a_person_is_erased_with_rows_that_were_sent_twice_from_every_table_and_
     assert (books.passed, books.bronze, books.silver, books.dropped, books.duplicates) == (True, 5, 4, 0, 1), books.summary()
 
 
-def one_step(random, sent, make):
-    """Something happens to silver: rows, a crash, a rival, a full refresh, a list of games."""
-    step = random.choice(["run", "crash", "crash", "rival", "full refresh", "of one game", "one game alone"])
-    sent.send(make(), random.choice([3, 10, 30]))
-    if step == "crash":
-        points = [
-            "silver_staged",
-            *(f"silver_type_committed:{n}" for n in (1, 2, 3, 4)),
-            "game_committed:1",
-            "silver_committed",
-        ]
-        with contextlib.suppress(NothingHappened), crash_at(random.choice(points)):
-            refresh(make(), full=random.random() < 0.3)
-    elif step == "rival":
-        with pytest.MonkeyPatch.context() as patch:
-            at_point(patch, "silver_staged", lambda: (sent.send(make(), 7), refresh(make())))
-            refresh(make())
-    elif step == "of one game":
-        refresh(make(), games=frozenset({random.choice(GAMES)}), full=True)
-    elif step == "one game alone":  # the others stay behind
-        refresh(make(games=(random.choice(GAMES),)))
-    refresh(make(), full=step == "full refresh")
-    return step
-
-
 @pytest.mark.scenario
 @pytest.mark.parametrize("chosen", CHOSEN)
 @pytest.mark.parametrize(
     "rules", [(), (rule("low", "level IS NULL OR level < 2", "drop"), rule("id", "event_id <> 'd'", "quarantine"))]
 )
 def test_crashes_and_refreshes_change_nothing(make, chosen, rules):
-    random = Random(f"{chosen} {rules}")  # noqa: S311 - a test's choices
-    sent, steps = Sent(11), []
+    sent, taken = Sent(11), []
+    of_types = [f"silver_type_committed:{number}" for number in (1, 2, 3, 4)]
+    games = ["game_committed:1", "game_committed:3"]
+    steps = every_step(
+        ["silver_staged", *of_types, *games, "silver_committed"],
+        ["silver_replanned", of_types[0], "silver_type_committed:6", *games, "silver_committed"],
+    )
 
     def with_rules(**options):
         return make(deduplicate=CHOSEN[chosen], rules=rules, **options)
@@ -156,8 +134,9 @@ def test_crashes_and_refreshes_change_nothing(make, chosen, rules):
     def judge(event):
         return not rules or ((event["level"] is None or event["level"] < 2) and event["event_id"] not in ("d", None))
 
-    for _ in range(8):
-        steps.append(one_step(random, sent, with_rules))
-        note = f"after {', '.join(steps)}"
+    for step, point in steps:
+        taken.append(f"{step} {point}".strip())
+        take_step(step, point, sent, with_rules)
+        note = f"after {', '.join(taken)}"
         left_out = assert_whole(with_rules(), sent, full_entries(CHOSEN[chosen]), judge, note)
     assert left_out

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from game_events_tests.support.fixtures.two_clusters import both, eu, second, us  # noqa: F401 - fixtures
+from game_events_tests.support.fixtures.two_clusters import both, eu, one_id, second, us  # noqa: F401 - fixtures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
@@ -21,25 +21,25 @@ from game_events_tests.support.worlds.quality import SCHEMA
 from game_events_tests.support.worlds.topic import register
 from game_events_tests.support.worlds.two_clusters import (
     ELSEWHERE,
+    ONE_ID,
     amounts,
     assert_sound,
     by_source,
     event,
     remarks,
-    same_id,
     send,
 )
 
 
-def test_one_id_of_two_registries_is_two_schemas_and_each_record_is_there_once(eu, us, both, make_pipeline):
-    one = same_id(eu, us)
+def test_one_id_of_two_registries_is_two_schemas_and_each_record_is_there_once(one_id, make_pipeline):
+    eu, us, both = one_id
     settings = both()
-    send(eu, one, [event("uno", amounts(n)) for n in range(5)])
-    send(us, one, [event("uno", remarks(f"n{n}")) for n in range(3)])
+    send(eu, ONE_ID, [event("uno", amounts(n)) for n in range(5)])
+    send(us, ONE_ID, [event("uno", remarks(f"n{n}")) for n in range(3)])
     report = refresh(make_pipeline(settings))
     assert report.success and report.by_source == {"eu": {"read": 5, "lag": 0}, "us": {"read": 3, "lag": 0}}
     assert by_source(settings) == {"eu": 5, "us": 3}
-    assert by_source(settings, what="list(DISTINCT _schema_id)") == {"eu": [one], "us": [one]}
+    assert by_source(settings, what="list(DISTINCT _schema_id)") == {"eu": [ONE_ID], "us": [ONE_ID]}
     assert by_source(settings, what="sum(amount)") == {"eu": 10, "us": None}
     assert by_source(settings, what="max(remark)") == {"eu": None, "us": "n2"}
     assert {topic for (topic,) in rows(settings, BRONZE, "SELECT DISTINCT _kafka_topic FROM t")} == {settings.kafka_topic}
@@ -48,12 +48,12 @@ def test_one_id_of_two_registries_is_two_schemas_and_each_record_is_there_once(e
     assert read_lag(settings, 5).total_lag == 0
 
 
-def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(eu, us, both, make_pipeline):
-    one = same_id(eu, us)
-    hidden = one + 5_000
+def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(one_id, make_pipeline):
+    eu, us, both = one_id
+    hidden = ONE_ID + 1
     settings = both()
-    send(eu, one, [event("uno", amounts(1))])
-    send(us, one, [event("uno", remarks("a"))])
+    send(eu, ONE_ID, [event("uno", amounts(1))])
+    send(us, ONE_ID, [event("uno", remarks("a"))])
     # An id that neither has, later only the second one.
     send(eu, hidden, [event("uno", amounts(7))])
     send(us, hidden, [event("uno", remarks("b"))])
@@ -69,7 +69,7 @@ def test_redecode_and_replay_take_each_row_by_the_registry_of_its_source(eu, us,
     assert (done.rows, dict(done.kept)) == (2, {})
     assert sorted(rows(settings, BRONZE, "SELECT _source, _kafka_offset, amount, remark FROM t")) == before
 
-    known = {hidden: one}
+    known = {hidden: ONE_ID}
     with registry_proxy(us.schema_registry_url) as proxy:
         # The second registry has the id from now on: its proxy gives it the text of another.
         proxy.rename(known)
@@ -131,26 +131,27 @@ def test_a_registry_that_is_down_holds_up_its_own_source_only(eu, us, both, make
     assert_sound(make_pipeline(both()))
 
 
-def test_tables_of_one_source_are_as_they_were_when_a_second_joins(eu, us, both, make_pipeline):
-    one = same_id(eu, us)
-    send(eu, one, [event("uno", amounts(n)) for n in range(4)])
+def test_tables_of_one_source_are_as_they_were_when_a_second_joins(one_id, make_pipeline):
+    eu, us, both = one_id
+    send(eu, ONE_ID, [event("uno", amounts(n)) for n in range(4)])
     refresh(make_pipeline(eu))
-    send(eu, one, [event("uno", amounts(9))])
-    send(us, one, [event("uno", remarks("a"))])
+    send(eu, ONE_ID, [event("uno", amounts(9))])
+    send(us, ONE_ID, [event("uno", remarks("a"))])
     settings = both()
     report = refresh(make_pipeline(settings))
     assert report.by_source == {"eu": {"read": 1, "lag": 0}, "us": {"read": 1, "lag": 0}}
     assert by_source(settings) == {None: 4, "eu": 1, "us": 1}
     archived = rows(settings, "schemas", "SELECT schema_id, schema_guid FROM t ORDER BY 1 NULLS LAST")
-    assert archived == [(one, None), (None, f"us/{one}")]
+    assert archived == [(ONE_ID, None), (None, f"us/{ONE_ID}")]
     done = redecode(make_pipeline(settings), RunReport())
     assert (done.rows, dict(done.kept)) == (6, {})
     assert by_source(settings, what="sum(amount)") == {None: 6, "eu": 9, "us": None}
     assert by_source(settings, what="max(remark)") == {None: None, "eu": None, "us": "a"}
     assert_sound(make_pipeline(settings))
-    # And back: what the settings do not name stays as it is, by the archive.
+    # And back: the row of the source that the settings do not name stays as it is.
     assert refresh(make_pipeline(eu)).tables == []
-    assert redecode(make_pipeline(eu), RunReport()).kept.keys() <= {"UNKNOWN_SCHEMA"}
+    done = redecode(make_pipeline(eu), RunReport())
+    assert (done.rows, dict(done.kept)) == (6, {"UNKNOWN_SCHEMA": 1})
     assert by_source(settings, what="max(remark)")["us"] == "a"
 
 
@@ -164,7 +165,7 @@ def test_a_full_refresh_needs_every_source_and_keeps_each_row_once(eu, us, both,
     down = both(kafka_bootstrap_servers="127.0.0.1:9").model_copy(update={"allow_bronze_full_refresh": True})
     everything = sorted(rows(settings, BRONZE, "SELECT _source, _kafka_offset FROM t"))
     pipeline = make_pipeline(down)
-    with pytest.raises(Exception, match=r"source us: .* A full refresh needs every source"):
+    with pytest.raises(TransientError, match=r"source us: .* A full refresh needs every source"):
         refresh(pipeline, selection=selection_of(pipeline, full_refresh=["bronze"]))
     assert sorted(rows(settings, BRONZE, "SELECT _source, _kafka_offset FROM t")) == everything
     pipeline = make_pipeline(settings.model_copy(update={"allow_bronze_full_refresh": True}))

@@ -24,10 +24,10 @@ def second(tmp_path):
     local_stack.down(own.folder, delete_data=True)
 
 
-@pytest.mark.usefixtures("no_waiting")
 def test_a_loop_reads_one_cluster_while_the_other_is_down_and_both_when_it_is_back(
-    make_settings, make_pipeline, second, monkeypatch
+    make_settings, make_pipeline, second, monkeypatch, no_waiting
 ):
+    no_waiting.add(second.state.kafka_bootstrap_servers)
     monkeypatch.setattr(several, "FIRST_PAUSE_S", 1.0)
     addresses = {
         "kafka_bootstrap_servers": second.state.kafka_bootstrap_servers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import ssl
 import threading
 import time
@@ -72,8 +73,10 @@ class TokenServer:
         return bool(claims["exp"] > time.time())
 
     def _token(self) -> str:
-        now = int(time.time())
-        claims = {"iss": self.base, "aud": AUDIENCE, "sub": CLIENT, "scope": SCOPE, "iat": now, "exp": now + self.lifetime_s}
+        now = time.time()
+        claims = {"iss": self.base, "aud": AUDIENCE, "sub": CLIENT, "scope": SCOPE, "iat": int(now)}
+        # Whole seconds, but not less than the client was told.
+        claims["exp"] = math.ceil(now + self.lifetime_s)
         # No two tokens are equal.
         claims["jti"] = str(len(self.given))
         return jwt.encode({"alg": "RS256", "kid": "tests"}, claims, self._foreign if self.signs_wrong else self._key)

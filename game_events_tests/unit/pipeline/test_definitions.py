@@ -1,5 +1,7 @@
 """By which definitions bronze was made: what is refused, and what a run says."""
 
+import json
+
 import pyarrow as pa
 import pytest
 
@@ -78,9 +80,11 @@ def test_rows_by_other_definitions_are_refused_with_the_command_that_makes_all_a
         refuse_others(pipeline, table)
 
 
-def test_a_table_without_rows_takes_any_definitions(tmp_path):
-    pipeline = without_spark(tmp_path, key="x")
-    refuse_others(pipeline, bronze(pipeline, rows=0, key=7, time=8))
+def test_a_table_without_rows_takes_any_definitions_and_one_with_a_row_does_not(tmp_path):
+    empty, filled = (without_spark(tmp_path / name, key="x") for name in ("empty", "filled"))
+    refuse_others(empty, bronze(empty, rows=0, key=7, time=8))
+    with pytest.raises(ConfigurationError, match="another definition of GAME_EVENTS_KEY and of GAME_EVENTS_TIME: nothing was"):
+        refuse_others(filled, bronze(filled, rows=1, key=7, time=8))
 
 
 @pytest.mark.parametrize(
@@ -133,3 +137,29 @@ def test_doctor_shows_the_definitions_also_before_there_is_a_row_and_fails_where
     well, text = check_definitions(without_spark(tmp_path, **renamed))
     assert text == "names in game_name: UNO = uno; other names: lower. Of 0 rows of bronze_events they make nothing"
     assert check_definitions(without_spark(tmp_path / "other"))[1] == "game, player and time are decoded fields"
+
+
+def test_doctor_shows_what_the_expressions_give_for_rows_that_there_are_also_where_a_run_would_be_refused(tmp_path):
+    by_json = {"decoding": {"events": {"format": "json"}}, "key": "who"}
+    pipeline = without_spark(tmp_path, entity="lower(g) || '_eu'", **by_json)
+    games = ["Uno", "Uno", "Go"]
+    values = {
+        "_raw_value": [json.dumps({"g": game, "who": f"p{number}"}).encode() for number, game in enumerate(games)],
+        "_kafka_topic": ["events"] * 3,
+        "_message_type": ["events"] * 3,
+    }
+    own = {f.name: pa.array(values.get(f.name, [None] * 3), f.type) for f in OWN_COLUMNS}
+    marks = {Txn.DEFINITION.of(name): mark for name, mark in _set_in(pipeline).items()}
+    put(pipeline.bronze, own, {Txn.BATCH: 1, Txn.DEFINITION: number_of(pipeline.settings)} | marks)
+    tried = "Of 3 rows of bronze_events they make"
+    well, text = check_definitions(pipeline)
+    assert well
+    assert (
+        text == f"game_name: lower(g) || '_eu'; gamer_id: who. {tried} game_name 'uno_eu', 'go_eu'; gamer_id 'p0', 'p1', 'p2'"
+    )
+    with pytest.raises(ConfigurationError) as raised:
+        check_definitions(without_spark(tmp_path, entity="g || '/' || who", **by_json))
+    made = f"{tried} game_name 'Uno/p0', 'Uno/p1', 'Go/p2'; gamer_id 'p0', 'p1', 'p2'"
+    assert str(raised.value).startswith(
+        f"game_name: g || '/' || who; gamer_id: who. {made}. But the rows of bronze_events were "
+    )

@@ -72,16 +72,23 @@ def test_what_is_wrong_is_refused_by_the_name_of_its_setting(wrong, why):
 
 
 @pytest.mark.parametrize(
-    "fine",
+    ("fine", "names"),
     [
-        {"entity_aliases": {"rummy": "rummy", "Rummy": "rummy"}},
-        {"entity_aliases": {"Uno": "a", "UNO": "b"}},
-        {"entity_names": "lower", "entity_aliases": {"Uno": "a", "UNO": "a"}},
-        {"entity_column": "_kafka_topic"},
+        ({"entity_aliases": {"rummy": "rummy", "Rummy": "rummy"}}, {"rummy": "rummy", "Rummy": "rummy", "RUMMY": None}),
+        ({"entity_aliases": {"Uno": "a", "UNO": "b"}}, {"Uno": "a", "UNO": "b", "uno": None}),
+        ({"entity_names": "lower", "entity_aliases": {"Uno": "a", "UNO": "a"}}, {"Uno": "a", "UNO": "a", "uno": "a"}),
     ],
 )
-def test_what_is_unambiguous_is_allowed(fine):
-    load_settings(**fine)
+def test_aliases_that_are_unambiguous_are_allowed_and_hold(fine, names):
+    settings = load_settings(**fine)
+    assert settings.entity_aliases == fine["entity_aliases"]
+    made = definitions_of(settings).names
+    assert {name: made.alias(name) for name in names} == names
+
+
+def test_a_column_of_bronzes_own_is_allowed_where_nothing_is_put_into_it():
+    settings = load_settings(entity_column="_kafka_topic")
+    assert (settings.entity_column, settings.entity_aliases, definitions_of(settings)) == ("_kafka_topic", {}, None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """JSON without a schema: every value is in its column or rescued, columns grow, and never narrow."""
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,13 @@ def test_the_first_type_stays_and_what_does_not_fit_is_kept_as_json(world):
         {RESCUED: '{"level":1180591620717411303424}'},
     ]
     assert world.batch.rescued == {"events": 2}
+
+
+def test_computed_columns_are_there_before_any_other_type_has_brought_them(tmp_path):
+    computed = {"entity": "'rummy'", "time": "timestamp_millis(ts)"}
+    catalog = catalog_of(tmp_path, decoding=SCHEMALESS, **computed)
+    _, columns, _ = decoded(catalog, records([b'{"ts": 1}']))
+    assert set(columns.columns) == {"game_name", "event_timestamp", "ts", RESCUED}
 
 
 def test_integers_fit_a_double_unless_they_would_be_rounded(world):
@@ -99,11 +107,25 @@ def test_hostile_members_harm_only_themselves(world):
         {"ok": 2, "deep": deep},
         {"ok": 3, "#": 1, "~2": 2, ":": 3, "[array<struct>]": 4},
     )
-    assert json.loads(rows[0][RESCUED]) == {"x" * 201: 2, RESCUED: "mine"}
-    assert (rows[0]["field_kafka_offset"], rows[0]["a_b"], rows[0]["A_B__bigint"], rows[0]["field"]) == (5, 1, 2, 3)
+    assert json.loads(rows[0][RESCUED]) == {"x" * 201: 2, RESCUED: "mine", "": 3}
+    assert (rows[0]["field_kafka_offset"], rows[0]["a_b"], rows[0]["A_B__bigint"]) == (5, 1, 2)
     assert [row["ok"] for row in rows] == [1, 2, 3]
     assert world({"x:json": 6, "x:plain": 7, "~2": 8, "#": 9}) == [{"x:json": 6, "x:plain": 7, "~2": 8, "#": 9}]
     assert json.loads(rows[1][RESCUED]) == {"deep": deep}
+
+
+def test_members_without_a_name_are_rescued_and_the_next_batch_is_decoded(world):
+    assert world({"": {"x": 1}, "a": {"": 2, "b": 3}, "list": [{"": 4}]}) == [
+        {"a": {"b": 3}, RESCUED: '{"":{"x":1},"a":{"":2},"list":[{"":4}]}'}
+    ]
+    assert world({"": {"x": 1}, "a": {"": {"y": 2}}}) == [{"a": {"b": None}, RESCUED: '{"":{"x":1},"a":{"":{"y":2}}}'}]
+
+
+@pytest.mark.parametrize("name", ["a[array<struct>]", "a[array<struct>][struct]", "a[struct]"])
+def test_a_name_like_the_path_of_a_list_is_another_place(world, name):
+    document = {"a": [{"x": 1}], "a[array<struct>]": {"y": 2}, name: {"z": 3}}
+    assert world(document) == [document]
+    assert world(document) == [document], "as the columns' metadata say it"
 
 
 def test_names_that_records_choose_leave_room_for_other_columns(world):
@@ -200,26 +222,44 @@ def keeps(before, after):
 
 
 def same(row, rest, document):
-    """Whether a document is what a row and the rest have, NULLs and names inside aside."""
+    """Whether a document is what a row and the rest have, NULLs and the names and order of values inside of others aside."""
     for name, value in document.items():
         if value is None:
             continue
         if isinstance(value, dict) and isinstance(row.get(name), dict):
-            left = rest.get(name, {})
-            if count_of(value) != count_of(row[name]) + count_of(left):
+            if leaves(value) != leaves(row[name]) + leaves(rest.get(name)):
                 return False
         elif name in rest:
-            if rest[name] != value or name in row:
+            if json.dumps(rest[name], sort_keys=True) != json.dumps(value, sort_keys=True) or name in row:
                 return False
-        elif count_of(row.get(name)) != count_of(value):
+        elif leaves(row.get(name)) != leaves(value):
             return False
     return True
 
 
-def count_of(value):
-    """Values in a value that are not null: those of rows and of documents have as many."""
+def leaves(value):
+    """The values in a value that are not null, each with whether it is a boolean: 1 is 1.0, but not true."""
     if isinstance(value, dict):
-        return sum(map(count_of, value.values()))
+        return sum(map(leaves, value.values()), Counter())
     if isinstance(value, list):
-        return sum(map(count_of, value))
-    return 0 if value is None else 1
+        return sum(map(leaves, value), Counter())
+    return Counter() if value is None else Counter([(isinstance(value, bool), value)])
+
+
+@pytest.mark.parametrize(
+    ("row", "rest", "document"),
+    [
+        ({"a": 1}, {}, {"a": 2}),
+        ({"a": 1}, {}, {"a": True}),
+        ({}, {"a": 1}, {"a": True}),
+        ({}, {"a": 1.0}, {"a": 1}),
+        ({"a": float(2**53)}, {}, {"a": 2**53 + 1}),
+        ({"a": 1}, {"a": 1}, {"a": 1}),
+        ({"a": {"b": 1}}, {"a": {"c": "y"}}, {"a": {"b": 1, "c": "x"}}),
+        ({"a": [1, 1, 2]}, {}, {"a": [1, 2, 2]}),
+        ({"b": 1}, {}, {"a": 1}),
+    ],
+)
+def test_the_comparison_above_tells_values_apart(row, rest, document):
+    assert not same(row, rest, document)
+    assert same({"a": 1.0, "b": {"x": None, "y": ["u", 2]}}, {"b": {"z": 3}}, {"a": 1, "b": {"p": [2, 3], "q": "u"}, "c": None})
