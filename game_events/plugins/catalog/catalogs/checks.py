@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
-from game_events.errors import GameEventsError
+from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.table_checks import TableCheck
 from game_events.pipeline.context import Pipeline
@@ -44,14 +44,17 @@ def doctor(settings: Settings) -> dict[str, Callable[[], str]]:
 
 
 def _found(settings: Settings) -> str:
+    """A server that is down fails no run, so it is a hint only."""
     server = UnityServer.of(CatalogSettings.of(settings))
     grants = Grants.of(settings)
-    if server is not None:
-        server.ask("GET", f"catalogs/{in_path(str(settings.catalog).partition('.')[0])}")
-    if grants is None:
+    try:
+        if server is not None:
+            server.ask("GET", f"catalogs/{in_path(str(settings.catalog).partition('.')[0])}")
+        plan = grants.plan(tables_of(Lakehouse.of(settings))) if grants is not None else None
+    except TransientError as error:
+        return Hint(f"{error}; runs warn until it does")
+    if plan is None:
         return f"{settings.catalog}: the server answers; no grants are configured"
-    lakehouse = Lakehouse.of(settings)
-    plan = grants.plan(tables_of(lakehouse))
     text = f"{settings.catalog}: the server answers; grants: {plan.summary}"
     return Hint(f"{text} (`game-events grants plan`)") if plan.changes else text
 

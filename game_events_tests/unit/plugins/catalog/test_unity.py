@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.errors import ConfigurationError, TransientError
+from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
@@ -105,8 +105,9 @@ def test_a_server_that_is_away_is_a_notice_and_the_next_run_catches_up(tmp_path)
     assert names == []
     assert "TransientError: Unity Catalog at http://127.0.0.1:1/api/2.1/unity-catalog does not answer" in notice
     assert check(unity_url=away).summary.startswith("the catalog could not be asked")
-    with pytest.raises(TransientError, match="does not answer"):
-        doctor(load_settings(unity_url=away))["catalog"]()
+    hint = doctor(load_settings(unity_url=away))["catalog"]()
+    assert isinstance(hint, Hint)
+    assert "does not answer: ConnectError; runs warn until it does" in hint
     assert registered() == (["bronze_events"], [])
 
 
@@ -117,6 +118,8 @@ def test_a_wrong_token_and_a_wrong_catalog_are_named_and_the_token_is_not(tmp_pa
     assert "pl4nted" not in notice
     _, (notice,) = registered(catalog="nowhere.games")
     assert "Catalog not found: nowhere" in notice
+    with pytest.raises(ConfigurationError, match="Catalog not found: nowhere"):
+        doctor(load_settings(catalog="nowhere.games"))["catalog"]()
 
 
 def test_a_run_that_dies_between_two_tables_leaves_the_others_to_the_next(tmp_path, monkeypatch):
