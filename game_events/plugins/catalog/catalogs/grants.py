@@ -127,8 +127,13 @@ class Grants:
         content = {table.name: self._content(table.key) for table in tables.values()}
         wanted = {name: self._wanted(name, of_table) for name, of_table in content.items() if of_table is not None}
         everyone = {principal for of_table in wanted.values() for principal in of_table}
-        for kind, name in ((CATALOG, self._database.partition(".")[0]), (SCHEMA, self._database)):
-            plan.changes += self._changes(kind, name, {principal: {USE[kind]} for principal in everyone})
+        catalog = self._database.partition(".")[0]
+        plan.changes += self._changes(CATALOG, catalog, {principal: {USE[CATALOG]} for principal in everyone})
+        try:
+            plan.changes += self._changes(SCHEMA, self._database, {principal: {USE[SCHEMA]} for principal in everyone})
+        except MissingError:  # no run has made it yet
+            plan.unregistered += sorted(wanted)
+            return plan
         for name, of_table in sorted(wanted.items()):
             try:
                 plan.changes += self._changes(TABLE, f"{self._database}.{name}", of_table)

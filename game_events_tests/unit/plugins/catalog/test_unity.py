@@ -208,11 +208,16 @@ def test_a_principal_that_the_catalog_does_not_know_harms_nobody_else(environmen
 
 
 def test_tables_that_are_not_registered_are_said_and_planned_later(environment, cli, tmp_path):
+    environment.setenv("GAME_EVENTS_GRANTS", '[{"layers": ["gold"], "to": ["ann@example.com"]}]')
+    make(tmp_path / "my lake", "gold_a_player_agg")
+    # The schema is made by the first run.
+    assert cli("grants", "plan", "--json").result["unregistered"] == ["gold_a_player_agg"]
+    assert "the server answers" in doctor(load_settings())["catalog"]()
     make(tmp_path / "my lake", "bronze_events")
     registered()
-    make(tmp_path / "my lake", "gold_a_player_agg")
-    environment.setenv("GAME_EVENTS_GRANTS", '[{"layers": ["gold"], "to": ["ann@example.com"]}]')
-    assert cli("grants", "plan", "--json").result["unregistered"] == ["gold_a_player_agg"]
+    assert cli("grants", "check").code == 0
+    make(tmp_path / "my lake", "gold_b_player_agg")
+    assert cli("grants", "plan", "--json").result["unregistered"] == ["gold_b_player_agg"]
 
 
 def test_nothing_is_asked_without_new_tables(unity, tmp_path):
