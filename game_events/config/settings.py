@@ -43,7 +43,7 @@ from game_events.config.pipeline_settings import (
     TableSettings,
 )
 from game_events.config.sources.registry_login import RegistryLoginSettings
-from game_events.config.sources.several import PARTED, SeveralSettings, is_of_source, settings_or_each
+from game_events.config.sources.several import PARTED, SeveralSettings, is_of_source, settings_of_each, settings_or_each
 from game_events.errors import ConfigurationError
 from game_events.plugin import parts
 
@@ -188,6 +188,34 @@ class Settings(
                     raise ValueError(
                         f"GAME_EVENTS_SILVER_PER=entity_and_type needs GAME_EVENTS_SILVER_TYPES, as records of {topic} say "
                         "themselves of which type they are (`type_field`, `cloudevents`): name those that get tables"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _no_bounds_of_persons(self) -> Self:
+        """Bounds are values in the tables' logs, which outlive the rows."""
+        names = {name for columns in self.statistics_columns.values() for name in columns}
+        if self.key_column in names:
+            raise ValueError(
+                f"GAME_EVENTS_STATISTICS_COLUMNS names {self.key_column}, the GAME_EVENTS_KEY_COLUMN: no value of it may be in "
+                "a table's log. Readers find it by the files' own statistics (docs/maintenance.md)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _topics_of_one_name_are_alike(self) -> Self:
+        """A topic's columns are those of all sources: without a schema, their entries must say the same of it."""
+        each = settings_of_each(self)
+        patterns = {pattern for one in each.values() for pattern in one.decoding_patterns}
+        for topic in sorted({topic for one in each.values() for topic in (*one.kafka_topics, *one.decoding)} - patterns):
+            reading = {name: one.decoding_of(topic) for name, one in each.items() if re.fullmatch(one.topic_pattern, topic)}
+            inferred = {name: entry for name, entry in reading.items() if entry is not None and entry.schema_ is None}
+            first, *others = inferred or [""]
+            for name in others:
+                if inferred[name].inference != inferred[first].inference:
+                    raise ValueError(
+                        f"GAME_EVENTS_DECODING: the sources {first} and {name} have other `hints` or another `type_field` for "
+                        f"topics of one name, {topic}, which have the same columns: let both say the same"
                     )
         return self
 

@@ -205,6 +205,8 @@ _REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
 MAX_NAME = 200
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
+#: The end of a name that looks like the step of a list or map.
+_LIKE_INSIDE = re.compile(r"\[(?:(?:array|map)<[\w<>,()]*>|struct)\]\Z")
 #: One step of a field's path: its number (protobuf) or its name (Avro, JSON).
 FieldId = int | str
 
@@ -366,7 +368,13 @@ def level_of(key: str) -> tuple[str, str]:
 
 def path_inside(path: tuple[FieldId, ...], item: Field) -> tuple[FieldId, ...]:
     """The parent path of nested fields: a list or map of a message has other columns than the message."""
-    return path if item.kind == "struct" else (*path[:-1], f"{item.id}[{item.kind}]")
+    inside = step_inside(str(item.id), item.kind)
+    return path if inside == str(item.id) else (*path[:-1], inside)
+
+
+def step_inside(step: str, kind: str) -> str:
+    """The last step of the parent path of fields inside a field; a name that looks like one of them gets the kind, too."""
+    return step if kind == "struct" and _LIKE_INSIDE.search(step) is None else f"{step}[{kind}]"
 
 
 def _joined(path: Iterable[FieldId]) -> str:

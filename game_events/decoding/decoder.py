@@ -77,8 +77,8 @@ class DecodePlan:
     registries: Mapping[str, str] = field(default_factory=dict)
 
     def registry_of(self, source: str | None) -> str:
-        """Name of the registry of which the ids of a source's records are; None: the records are older than `SOURCES`."""
-        return "" if source is None else self.registries.get(source, source)
+        """Name of the registry of which the ids of a source's records are (`frame.registry_of_source`)."""
+        return frames.registry_of_source(source, self.registries)
 
     def name_of(self, key: TypeKey) -> str | None:
         """Full name of a message type; None: it is not known."""
@@ -164,18 +164,21 @@ class BatchDecoder:
         lengths = np.zeros(0, np.int64)
         if len(rows):
             lengths = pc.fill_null(pc.binary_length(rows.column(values)), 0).to_numpy(zero_copy_only=False)
-            if self._plan.topics is not None and self._plan.topics.has_glue:
-                yield from self._packed_parts(rows, lengths)
-                return
-        # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
-        for begin, end in pieces(self._shape, lengths, octets=2 if self._is_all_indexed else 1):
+        for begin, end in self._bounds(rows.column(values), lengths):
             # Copies: slices would count as the whole batch.
             yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
 
-    def _packed_parts(self, rows: pa.RecordBatch, lengths: Rows) -> Iterator[pa.RecordBatch]:
-        """As `parts`, of payloads that may be compressed."""
-        for begin, end in cuts(unpacked_lengths(lengths), UNPACKED_BYTES):
-            yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
+    def _bounds(self, values: pa.BinaryArray, lengths: Rows) -> Iterator[tuple[int, int]]:
+        # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
+        octets = 2 if self._is_all_indexed else 1
+        topics = self._plan.topics
+        if topics is None or not topics.has_glue or not len(values):
+            yield from pieces(self._shape, lengths, octets)
+            return
+        lengths = unpacked_lengths(values, lengths, topics.rules.max_bytes)
+        for first, last in cuts(lengths, UNPACKED_BYTES):
+            for begin, end in pieces(self._shape, lengths[first:last], octets):
+                yield first + begin, first + end
 
     def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None, registry: str = "") -> DecodedBatch:
         """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
@@ -187,7 +190,17 @@ class BatchDecoder:
         return self._settled(result)
 
     def _decode_framed(self, values: pa.BinaryArray, headers: pa.ListArray | None, registry: str, result: DecodedBatch) -> None:
-        groups, bad_frames = frames.split(values, headers, self._indexless_of(registry))
+        self._decode_split(*frames.split(values, headers, self._indexless_of(registry)), values, registry, result)
+
+    def _decode_split(
+        self,
+        groups: list[frames.FrameGroup],
+        bad_frames: list[frames.BadFrames],
+        values: pa.BinaryArray,
+        registry: str,
+        result: DecodedBatch,
+    ) -> None:
+        """Decode values that are split by their frames."""
         if registry:
             groups = [replace(group, schema_id=frames.named(registry, group.schema_id)) for group in groups]
             bad_frames = [_of_registry(bad, registry) for bad in bad_frames]

@@ -18,7 +18,7 @@ import hashlib
 import json
 import struct
 import uuid
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -150,6 +150,14 @@ def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:
 def named(registry: str, schema_id: SchemaId) -> SchemaId:
     """An id or GUID of a frame as the id of one of several registries; an empty name: the one registry, or the first."""
     return f"{registry}/{schema_id}" if registry else schema_id
+
+
+def registry_of_source(source: str | None, registries: Mapping[str, str]) -> str:
+    """The name of the registry in the ids of a source's records; None: they are older than `SOURCES`, or there is one source.
+
+    `registries`: source -> name of its registry; of sources that it lacks it is their own.
+    """
+    return registries.get(source, source) if source else ""
 
 
 def registry_of(schema_id: SchemaId) -> str:

@@ -49,7 +49,7 @@ from game_events.lakehouse.data.columns import (
     own_columns,
 )
 from game_events.lakehouse.data.reading import may_hold, read_parts, row_count
-from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
+from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, spark_schema, stored_types, travelling
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of, paths, table_id
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch, run_decode_job
@@ -267,7 +267,7 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     rows = read_table(pipeline.spark, handle)
     pipeline.on_progress(f"redecode: {total:,} rows of bronze")
     kept_out = record_filter(pipeline, handle)
-    types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows, registry_names(pipeline.settings))]
+    types = pipeline.catalog.types_of_stored(stored_types(rows))
     job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, record_filter=kept_out)
     with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
         _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), pipeline.column_map(handle), types)
@@ -356,9 +356,10 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     elsewhere = bool(pc.any(pc.not_equal(rows["replayed_table"], bronze_id)).as_py())
     unknown = rows.filter(pc.and_(pc.equal(rows["reason"], Reason.UNKNOWN_SCHEMA), pc.is_null(rows["replayed_batch"])))
     ids: Counter[SchemaId] = Counter()
+    registries = registry_names(pipeline.settings)
     counted = unknown.group_by(of_ids).aggregate([([], "count_all")])
     for rows_of_id, *row in zip(*(counted[name].to_pylist() for name in ("count_all", *of_ids)), strict=True):
-        schema_id = id_of_row(*row, registries=registry_names(pipeline.settings))
+        schema_id = id_of_row(*row, registries=registries)
         if schema_id is not None:
             ids[schema_id] += rows_of_id
     return ids, elsewhere

@@ -8,9 +8,12 @@ an expression does not fit. Nothing here affects any other column.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +21,10 @@ import pyarrow.compute as pc
 from game_events.config.definitions.computed import Computed, Definitions, EntityNames, Expression, is_name
 from game_events.decoding.columns import TIMESTAMP_RANGE, ColumnMap, column_of, computed_types
 from game_events.decoding.decoder import DecodedBatch, GoodRows
+from game_events.decoding.frame import DamageError
+from game_events.decoding.json_decoder import converter
+from game_events.decoding.json_schema import JsonType
+from game_events.decoding.projection import CellBudget
 from game_events.lakehouse.data.columns import MESSAGE_TYPE, OWN_COLUMNS
 from game_events.workers.results import StagedRows, distinct
 
@@ -32,11 +39,10 @@ _KEY = "_kafka_key"
 #: Kinds of DuckDB that are texts, and whole numbers, which become digits, as those of a decoded key do.
 _TEXTS_THEMSELVES = ("VARCHAR", "UUID", '"NULL"')
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
-#: As times in JSON (`decoding.json_decoder`), by which the same text is the same time.
-_DAY = r"\d{4}-\d\d-\d\d[Tt ]([01]\d|2[0-3]):[0-5]\d"
-_SECONDS = r":[0-5]\d(\.\d+)?"
-_WITH_ZONE = rf"{_DAY}{_SECONDS}([Zz]|[+-]\d\d(:?\d\d)?)(\[[\w+/-]{{1,64}}\])?"
-_NAIVE = rf"{_DAY}({_SECONDS})?"
+#: Times in texts as most are; all others are read as in JSON, where the same text is the same time.
+_USUAL_TIME = (
+    r"\d{4}-\d\d-\d\d[Tt ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-](0\d|1[0-4])(:?[0-5]\d)?)(\[[\w+/-]{1,64}\])?"
+)
 _AS_TIME = r"TRY_CAST(upper(regexp_replace(v, '\[.*', '')) AS TIMESTAMPTZ)"
 #: Games of one task whose names are reported, and names of one of them; characters of an error.
 GAMES_NOTED = 10_000
@@ -46,7 +52,7 @@ ERROR_CHARS = 300
 
 @dataclass(frozen=True)
 class _Query:
-    """The query for the rows of one message type.
+    """The query for the rows of message types for which the same expressions count.
 
     Attributes:
         sql: gives a struct `v` for each column; NULL where the expression has failed.
@@ -83,7 +89,9 @@ class Computation:
         self._definitions = definitions
         self._columns = columns
         self._types = computed_types(definitions)
-        self._queries: dict[tuple[str | None, pa.Schema], _Query] = {}
+        zone = definitions.zone
+        self._read_time = converter(JsonType("timestamp"), CellBudget(), ZoneInfo(zone) if zone is not None else None)
+        self._queries: dict[tuple[tuple[Expression | None, ...], pa.Schema], _Query] = {}
         self._opened: duckdb.DuckDBPyConnection | None = None
 
     def applied(self, decoded: DecodedBatch, records: pa.RecordBatch | pa.Table, result: StagedRows) -> DecodedBatch:
@@ -113,9 +121,10 @@ class Computation:
         self, message_type: str | None, rows: pa.Table, count: int, record_column: RecordColumn, result: StagedRows
     ) -> dict[str, pa.Array | pa.ChunkedArray]:
         """Column -> its computed values for decoded rows of a message type; columns that are not computed are left out."""
-        key = (message_type, rows.schema)
+        # Not by the name of the type: records may choose it.
+        key = (tuple(item.of(message_type) for item in self._definitions.computed), rows.schema)
         if key not in self._queries:
-            self._queries[key] = self._query(message_type, rows.schema)
+            self._queries[key] = self._query(*key)
         query = self._queries[key]
         values: dict[str, pa.Array | pa.ChunkedArray] = {}
         for column, why in query.misfits.items():
@@ -149,14 +158,26 @@ class Computation:
         """The times in texts; NULL for what is none."""
         connection = self._connection
         connection.register(_TEXTS, pa.table({"v": texts}))
-        sql = f"CASE WHEN regexp_full_match(v, '{_WITH_ZONE}') THEN {_AS_TIME}"
-        if self._definitions.zone is not None:
-            sql += f" WHEN regexp_full_match(v, '{_NAIVE}') THEN {_in_zone(self._definitions.zone)}"
-        return connection.sql(f"SELECT {sql} END AS v FROM {_TEXTS}").to_arrow_table().column("v")  # noqa: S608
+        sql = f"SELECT CASE WHEN regexp_full_match(v, '{_USUAL_TIME}') THEN {_AS_TIME} END AS v FROM {_TEXTS}"  # noqa: S608
+        times = connection.sql(sql).to_arrow_table().column("v")
+        is_left = pc.and_(pc.is_valid(texts), pc.is_null(times))
+        left = _one_chunk(texts.filter(is_left)).dictionary_encode()
+        if not len(left):
+            return times
+        read = pa.array(map(self._time, left.dictionary.to_pylist()), times.type)
+        return pa.chunked_array([pc.replace_with_mask(_one_chunk(times), _one_chunk(is_left), read.take(left.indices))])
 
-    def _query(self, message_type: str | None, schema: pa.Schema) -> _Query:
-        """The query for a type's rows with these columns."""
-        asked = [(item, sql) for item in self._definitions.computed if (sql := item.of(message_type)) is not None]
+    def _time(self, text: str) -> datetime | None:
+        """The time in a text, as in JSON; None: there is none."""
+        with suppress(DamageError):
+            time: datetime = self._read_time(text)
+            return time
+        return None
+
+    def _query(self, expressions: Sequence[Expression | None], schema: pa.Schema) -> _Query:
+        """The query for rows with these columns; `expressions`: of each definition; None: the column is as it was decoded."""
+        pairs = zip(self._definitions.computed, expressions, strict=True)
+        asked = [(item, sql) for item, sql in pairs if sql is not None]
         read = list(dict.fromkeys(chain.from_iterable(sql.names for _, sql in asked)))
         own = frozenset(first for first, *_ in read if first.startswith("_"))
         fields: dict[str, str] = {}
@@ -239,7 +260,7 @@ class Computation:
 
 def renamed(values: pa.ChunkedArray, names: EntityNames, result: StagedRows) -> pa.ChunkedArray:
     """The games that names mean; `result` gets the names of each game that no alias gives."""
-    encoded = pa.chunked_array([values.combine_chunks()]).chunk(0).dictionary_encode()
+    encoded = _one_chunk(values).dictionary_encode()
     given = encoded.dictionary.to_pylist()
     games: list[str] = []
     for name in given:
@@ -249,6 +270,11 @@ def renamed(values: pa.ChunkedArray, names: EntityNames, result: StagedRows) -> 
             result.named[game] = distinct(result.named.get(game, ()), (name,))[:NAMES_NOTED]
         games.append(game)
     return values if games == given else pa.chunked_array([pa.array(games, pa.string()).take(encoded.indices)])
+
+
+def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
+    """All values in one array."""
+    return pa.chunked_array([values.combine_chunks()]).chunk(0)
 
 
 def _plain(name: str) -> str:
@@ -282,13 +308,6 @@ def _with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) 
 def _source(own: Collection[str]) -> str:
     """What a query reads from; the record's key as text."""
     return f"(SELECT * REPLACE (TRY(decode({_KEY})) AS {_KEY}) FROM {_ROWS})" if _KEY in own else _ROWS  # noqa: S608
-
-
-def _in_zone(zone: str) -> str:
-    """A time without a zone, in one: of the two times that a clock shows twice, the first one, as Python's."""
-    later = f"timezone('{zone}', TRY_CAST(upper(v) AS TIMESTAMP))"
-    earlier = f"({later} - INTERVAL 1 HOUR)"
-    return f"CASE WHEN timezone('{zone}', {earlier}) = TRY_CAST(upper(v) AS TIMESTAMP) THEN {earlier} ELSE {later} END"
 
 
 def _advice(item: Computed, kind: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pyarrow.compute as pc
 from game_events.decoding import frame as frames
 from game_events.decoding.columns import field_key
 from game_events.decoding.decoder import BatchDecoder, DecodedBatch, GoodRows, Rejected, by_names
-from game_events.decoding.frame import FrameGroup, Mask, Reason, Rows, SchemaId
+from game_events.decoding.frame import BadFrames, FrameGroup, Mask, Reason, Rows, SchemaId
 from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.inferred import is_legal_type, merged_texts, topic_of
 from game_events.decoding.unframed.topics import (
@@ -24,6 +26,8 @@ from game_events.decoding.unframed.topics import (
     split,
     without_rule,
 )
+
+AnyFrames = TypeVar("AnyFrames", FrameGroup, BadFrames)
 
 
 class RecordDecoder(BatchDecoder):
@@ -82,23 +86,19 @@ class RecordDecoder(BatchDecoder):
         values = records.values if is_all else records.values.take(chosen)
         headers = records.headers if is_all or records.headers is None else records.headers.take(chosen)
         part = DecodedBatch()
-        self._decode_framed(values, headers, records.registry, part)
+        groups, bad = frames.split(values, headers, self._indexless_of(records.registry))
         if records.stored is not None:
-            unframed = [item for item in part.rejected if item.reason == Reason.BAD_MAGIC]
-            part.rejected = [item for item in part.rejected if item.reason != Reason.BAD_MAGIC]
-            for item in unframed:
-                self._decode_stored(plan, records, replace(item, rows=rows[item.rows]), result)
+            stored = _StoredIds([column.take(chosen) for column in records.stored[:2]], values)
+            groups, of_groups = stored.split(groups)
+            bad, of_bad = stored.split(bad)
+            self._decode_stored(plan, records, rows[np.sort(np.concatenate([*of_groups, *of_bad]))], result)
+        self._decode_split(groups, bad, values, records.registry, part)
         _add(part, result, None if is_all else rows)
 
-    def _decode_stored(self, plan: TopicPlan, records: Records, unframed: Rejected, result: DecodedBatch) -> None:
-        left = np.ones(len(records.values), dtype=bool)
-        for name, rows in without_rule(records, unframed.rows):
+    def _decode_stored(self, plan: TopicPlan, records: Records, unframed: Rows, result: DecodedBatch) -> None:
+        for name, rows in without_rule(records, unframed):
             rule = TopicRule("record", name.schema, name.message_type)
-            left[rows] = False
             self._decode_bare(split(plan, "", rule, rows, records), result)
-        rest = unframed.rows[left[unframed.rows]]
-        if len(rest):
-            result.rejected.append(replace(unframed, rows=rest))
 
     def _decode_bare(self, bare: BareRows, result: DecodedBatch) -> None:
         """Decode rows without a frame; the detail of those that do not decode says what was tried."""
@@ -138,6 +138,36 @@ class RecordDecoder(BatchDecoder):
             untyped = topic is not None and rows.message_type == topic
             good += by_names(with_columns, pa.array(types, pa.string()).take(places)) if untyped else [with_columns]
         part.good = good
+
+
+class _StoredIds:
+    """Ids and GUIDs of the schemas that stored rows were decoded with."""
+
+    def __init__(self, columns: Sequence[pa.Array], values: pa.BinaryArray) -> None:
+        """`columns`: ids and GUIDs; `values`: NULL if there is nothing to decode."""
+        encoded = columns[1].dictionary_encode()
+        self._ids = pc.fill_null(columns[0], -1).to_numpy()
+        self._guids = pc.fill_null(encoded.indices, -1).to_numpy()
+        self._numbers = {guid: number for number, guid in enumerate(encoded.dictionary.to_pylist())}
+        has_one = (self._ids >= 0) | (self._guids >= 0)
+        self._is_any = ~has_one | values.is_null().to_numpy(zero_copy_only=False)
+
+    def split(self, parts: Iterable[AnyFrames]) -> tuple[list[AnyFrames], list[Rows]]:
+        """Rows that have the frame of their schema, or are of none; the others: what begins their payloads is no frame."""
+        framed = []
+        others: list[Rows] = [frames.NO_ROWS]
+        for part in parts:
+            mine = self._is_any[part.rows] | self._has(part.schema_id, part.rows)
+            others.append(part.rows[~mine])
+            if mine.any():
+                framed.append(part if mine.all() else replace(part, rows=part.rows[mine]))
+        return framed, others
+
+    def _has(self, schema_id: SchemaId | None, rows: Rows) -> Mask:
+        is_guid = isinstance(schema_id, str)
+        wanted = self._numbers.get(schema_id) if is_guid else schema_id
+        chosen: Mask = (self._guids if is_guid else self._ids)[rows] == (-2 if wanted is None else wanted)
+        return chosen
 
 
 def _tried(rejected: Rejected, tried: str) -> Rejected:

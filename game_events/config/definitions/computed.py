@@ -48,11 +48,6 @@ class Expression:
     sql: str
     names: tuple[tuple[str, ...], ...]
 
-    @property
-    def reads_headers(self) -> bool:
-        """Whether it reads the record's headers."""
-        return (HEADERS_NAME,) in self.names
-
     def fields(self) -> Iterator[tuple[str, ...]]:
         """The names of decoded fields in it."""
         return (name for name in self.names if not name[0].startswith("_"))

@@ -2,13 +2,14 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-#: Schemas that are no files: a subject's newest or numbered version; the one that a header or the key of each record names.
-SUBJECT, HEADER, KEY = "subject:", "header:", "key"
+from game_events.config.sources.schema_names import HEADER, KEY, SUBJECT
+
 #: Variable of the environment that names the settings file.
 CONFIG = "GAME_EVENTS_CONFIG"
 #: SQL types of hints.
@@ -52,6 +53,11 @@ class TopicDecoding(BaseModel):
         # As files that a settings file names are meant: from the working folder, else beside it.
         beside = Path(os.environ.get(CONFIG) or "game_events.yaml").parent / path
         return beside if not path.exists() and beside.exists() else path
+
+    @property
+    def inference(self) -> tuple[Mapping[str, str], str | None]:
+        """What says how columns are inferred."""
+        return self.hints, self.type_field
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.columns import Field
-from game_events.decoding.frame import BadFrames, DamageError, Reason, Rows
-from game_events.decoding.json_decoder import converter
+from game_events.decoding.frame import DAMAGE, BadFrames, Reason, Rows, as_damage
+from game_events.decoding.json_decoder import MAX_BRACKETS, converter, parse
 from game_events.decoding.json_schema import JsonType
 from game_events.decoding.projection import CellBudget
 from game_events.decoding.unframed.inferred import inferred_id
@@ -74,15 +74,23 @@ def events_of(values: Sequence[bytes], headers: HeaderTexts, nothing: bytes) -> 
             rows.append(row | ({"time": _timestamp(row["time"])} if "time" in row else {}))
             payloads.append(payload or nothing)
             positions.append(position)
-        except (msgspec.MsgspecError, UnicodeDecodeError, binascii.Error, DamageError) as error:
-            said = error.what if isinstance(error, DamageError) else str(error)
-            bad.append(BadFrames(Reason.MALFORMED, np.array([position]), None, f"no CloudEvent in either mode: {said}"))
+        except (msgspec.MsgspecError, binascii.Error) as error:
+            bad.append(_bad(position, Reason.MALFORMED, str(error)))
+        except DAMAGE as error:
+            damage = as_damage(error)
+            bad.append(_bad(position, damage.reason, damage.what))
     attributes = pa.RecordBatch.from_pylist(rows, SCHEMA)
     return Events(np.array(positions, np.int64), pa.array(payloads, pa.binary()), attributes, bad)
 
 
+def _bad(position: int, reason: Reason, said: str) -> BadFrames:
+    return BadFrames(reason, np.array([position]), None, f"no CloudEvent in either mode: {said}")
+
+
 def _structured(value: bytes) -> tuple[dict[str, str], bytes]:
     """Attributes and data of an event in structured mode."""
+    if value.count(b"{") + value.count(b"[") > MAX_BRACKETS:
+        parse(value)  # refuses one that is nested deeper than msgspec may read
     event = _parse(value)
     row = {name: text for name in ATTRIBUTES if (text := getattr(event, name)) is not None}
     if event.data_base64 is not None:

@@ -5,8 +5,8 @@ what is known of a topic is read from there (`known_type`), so neither a crash n
 worker that meets members that the plan lacks reports their types, and the driver plans again with them (`planned`).
 
 The first type of a member stays. A value that does not fit it is kept as it is in the column `_rescued`: a JSON object with the
-same nesting as the document. So are values without a type (an empty list), and members beyond the bounds: of columns, levels,
-and lengths of names.
+same nesting as the document. So are values without a type (an empty list), members without a name, and those beyond the
+bounds: of columns, levels, and lengths of names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from game_events.decoding.columns import MAX_NAME, UNSEEN, ColumnMap, ColumnRules, field_key, level_of, width_of
+from game_events.decoding.columns import MAX_NAME, UNSEEN, ColumnMap, ColumnRules, field_key, level_of, step_inside, width_of
 from game_events.decoding.frame import DamageError, IndexPath, Reason, SchemaId
 from game_events.decoding.json_decoder import LONG_RANGE, Convert, Real, converter, json_text, parse
 from game_events.decoding.json_schema import MAX_DEPTH, TEXT, JsonType
@@ -117,13 +117,18 @@ def _infer_object(
 ) -> JsonType | None:
     fields: list[tuple[str, JsonType]] = []
     for name, member in value.items():
-        if member is None or len(name) > MAX_NAME or not most[0]:
+        if member is None or not _may_be_column(name) or not most[0]:
             continue
         most[0] -= 1
         inner = infer(member, (*path, name), hints, most)
         if inner is not None:
             fields.append((name, inner))
     return JsonType("struct", tuple(fields)) if fields else None
+
+
+def _may_be_column(name: str) -> bool:
+    """Whether a member of this name may have a column; one without a name would be the level above it."""
+    return 0 < len(name) <= MAX_NAME
 
 
 def together(first: JsonType, second: JsonType) -> JsonType:
@@ -201,10 +206,9 @@ def _known_struct(
         identity = _unescaped(place.rpartition(".")[2])
         name = identity.removesuffix(":plain")
         hint = hints.get((*path, name))
-        if name in fields or identity == _RESCUED_ID or (hint is not None and KINDS.get(kind) != hint):
+        if name in fields or not name or identity == _RESCUED_ID or (hint is not None and KINDS.get(kind) != hint):
             continue
-        inside = place if kind == "struct" else f"{place}[{kind}]"
-        made = _known(kind, partial(_known_struct, levels, inside, (*path, name), hints))
+        made = _known(kind, partial(_known_struct, levels, step_inside(place, kind), (*path, name), hints))
         if made is not None:
             fields[name] = made
     return JsonType("struct", tuple(fields.items()))
@@ -366,7 +370,7 @@ class InferredDecoder(RowDecoder):
 
     def _note(self, path: MemberPath, member: object) -> None:
         """Note the type of a member that the plan lacks, if there may be more columns."""
-        if not self._room or path == (RESCUED,) or len(str(path[-1])) > MAX_NAME:
+        if not self._room or path == (RESCUED,) or not _may_be_column(str(path[-1])):
             return
         made = infer(member, path, self._schema.hints, [self._room])
         if made is None or (path, made) in self._noted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.config.sources.schema_names import HEADER, KEY, SUBJECT
 from game_events.decoding.frame import (
     GLUE_BYTES,
     GLUE_HEADS,
@@ -31,18 +32,17 @@ from game_events.decoding.frame import (
 )
 from game_events.decoding.unframed.cloudevents import events_of
 from game_events.decoding.unframed.inferred import KINDS, TopicDocuments, inferred_id
+from game_events.errors import ConfigurationError
 
 if TYPE_CHECKING:  # its libraries would be imported by workers
     from game_events.config.settings import Settings
     from game_events.config.sources.topic_decoding import TopicDecoding
 
 SETTING = "GAME_EVENTS_DECODING"
-#: Kinds of names of schemas: a subject, its newest version or `@` a number; an id; a file.
-SUBJECT, ID, FILE = "subject:", "id:", "file:"
-#: Where each record names its schema.
-HEADER, KEY = "header:", "key"
-#: Characters of a subject's name.
-_MOST_CHARACTERS = 255
+#: Kinds of names of schemas besides subjects: an id; a file.
+ID, FILE = "id:", "file:"
+#: Bytes of a subject's name.
+_MOST_BYTES = 255
 #: How much zlib makes of a byte at most, and bytes of what is unpacked at a time.
 _ZLIB_RATIO = 1_032
 _UNPACKED_BYTES = 2**28
@@ -63,6 +63,11 @@ class SchemaName(NamedTuple):
     message_type: str | None = None
     stored: SchemaId | None = None
     registry: str = ""
+
+    @property
+    def follows_rows(self) -> bool:
+        """Whether stored rows keep the version that they were decoded with: of a subject without a number."""
+        return self.schema.startswith(SUBJECT) and "@" not in self.schema
 
     def within(self, registry: str) -> SchemaName:
         """The name in a registry; a file is in none."""
@@ -116,13 +121,14 @@ class TopicRule:
 class TopicRules:
     """All rules, perhaps none: `exact` by topic, `patterns` in their order; `max_bytes`: of one record, unpacked.
 
-    `of_sources`: source -> the rules of its topics, where there are several.
+    `of_sources`: source -> the rules of its topics, where there are several; `read`: regular expression of the topics read.
     """
 
     exact: Mapping[str, TopicRule] = field(default_factory=dict)
     patterns: tuple[tuple[str, TopicRule], ...] = ()
     max_bytes: int = 2**26
     of_sources: Mapping[str, TopicRules] = field(default_factory=dict)
+    read: str = ".*"
 
     @classmethod
     def of_settings(cls, settings: Settings, sources: Mapping[str, Settings] = MappingProxyType({})) -> TopicRules:
@@ -131,7 +137,8 @@ class TopicRules:
         patterns = settings.decoding_patterns
         exact = {name: rule for name, rule in rules.items() if name not in patterns}
         of_sources = {source: cls.of_settings(one) for source, one in sources.items()}
-        return cls(exact, tuple((name, rules[name]) for name in patterns), settings.max_record_bytes, of_sources)
+        named = tuple((name, rules[name]) for name in patterns)
+        return cls(exact, named, settings.max_record_bytes, of_sources, settings.topic_pattern)
 
     @property
     def all(self) -> list[TopicRule]:
@@ -140,9 +147,19 @@ class TopicRules:
         return [*own, *(rule for rules in self.of_sources.values() for rule in rules.all)]
 
     def inferred(self, topic: str) -> TopicRule | None:
-        """A rule without a schema for a topic, of any source: topics of one name have the same columns."""
-        rules = (known.of(topic) for known in (self, *self.of_sources.values()))
-        return next((rule for rule in rules if rule is not None and rule.schema is None), None)
+        """The rule without a schema for a topic, of the sources that read it, else of any (there may be stored rows of it).
+
+        ConfigurationError: they differ, though topics of one name have the same columns.
+        """
+        reading = [known for known in self.of_sources.values() if re.fullmatch(known.read, topic)]
+        found = [known.of(topic) for known in reading or (self, *self.of_sources.values())]
+        rules = [rule for rule in found if rule is not None and rule.schema is None]
+        if reading and any(rule.documents != rules[0].documents for rule in rules):
+            raise ConfigurationError(
+                f"{SETTING}: sources have other `hints` or another `type_field` for topics of one name, {topic}, which have "
+                "the same columns: let all say the same"
+            )
+        return rules[0] if rules else None
 
     def of(self, topic: str | None, source: str | None = None) -> TopicRule | None:
         """The rule of a topic; None: its records have frames."""
@@ -300,11 +317,13 @@ def _names(rule: TopicRule, rows: Rows, records: Records, result: BareRows) -> l
     if rule.name is not None:
         return _versions(rule.name.within(records.registry), rows, records)
     texts = _texts(records, rule.schema or "", rows).cast(pa.binary())
-    fits = pc.and_(pc.greater(pc.binary_length(texts), 0), pc.less_equal(pc.binary_length(texts), _MOST_CHARACTERS))
+    fits = pc.and_(pc.greater(pc.binary_length(texts), 0), pc.less_equal(pc.binary_length(texts), _MOST_BYTES))
     is_bad = ~np.asarray(pc.fill_null(fits, False))
     if is_bad.any():
         where = "key" if rule.schema == KEY else f"header {(rule.schema or '').removeprefix(HEADER)!r}"
-        detail = f"the record's {where}, which should name its schema's subject or id, is missing or longer than 255 bytes"
+        detail = (
+            f"the record's {where}, which should name its schema's subject or id, is missing or longer than {_MOST_BYTES} bytes"
+        )
         result.bad.append((BadFrames(Reason.UNKNOWN_SCHEMA, rows[is_bad], None, detail), str(rule)))
     good = np.flatnonzero(~is_bad)
     named = distinct(texts.take(pa.array(good)))
@@ -315,7 +334,7 @@ def _names(rule: TopicRule, rows: Rows, records: Records, result: BareRows) -> l
 def _versions(name: SchemaName, rows: Rows, records: Records) -> list[tuple[SchemaName, Rows]]:
     """The name alone; of stored rows and a subject's newest version, with the schema that each was decoded with."""
     everywhere = np.arange(len(rows), dtype=np.int64)
-    if records.stored is None or not name.schema.startswith(SUBJECT) or "@" in name.schema:
+    if records.stored is None or not name.follows_rows:
         return [(name, everywhere)]
     ids = records.stored[0].take(pa.array(rows))
     named = [(name._replace(stored=int(number)), positions) for number, positions in distinct(ids)]
@@ -414,6 +433,7 @@ def _unpacked(
         yield np.array(good, np.int64), pa.array(payloads, pa.binary())
 
 
-def unpacked_lengths(lengths: Sequence[int] | Rows) -> Rows:
-    """Bytes that payloads may have once they are unpacked."""
-    return np.asarray(lengths, np.int64) * _ZLIB_RATIO
+def unpacked_lengths(values: pa.BinaryArray, lengths: Rows, most: int) -> Rows:
+    """Bytes that payloads may have once those that are compressed are unpacked, each to at most so many."""
+    is_packed = np.asarray(pc.fill_null(pc.equal(pc.binary_slice(values, 0, stop=2), GLUE_HEADS[1]), False))
+    return np.where(is_packed, np.minimum(lengths.astype(np.int64) * _ZLIB_RATIO, most), lengths)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +21,7 @@ from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.frame import SchemaId, SchemaRef, named
+from game_events.decoding.frame import SchemaId, SchemaRef, named, registry_of_source
 from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
 from game_events.lakehouse.tables import EXPORT_CALLS, EXPORT_FAILED_CALLS, EXPORT_OUTCOMES, QUARANTINE, AnyTable, Table
@@ -117,14 +118,24 @@ def none_if_empty(headers: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedA
     return pc.if_else(pc.greater(lengths, 0), headers, pa.scalar(None, headers.type))
 
 
+class StoredType(NamedTuple):
+    """What a stored row was decoded with: id or GUID of the schema in its own columns, and full name of its message type.
+
+    Each is None if it is not known; the name also for rows without a schema.
+    """
+
+    source: str | None
+    topic: str
+    schema_id: SchemaId | None
+    message_type: str | None
+
+
 def id_of_row(
     number: int | None, guid: str | None, source: str | None = None, *, registries: Mapping[str, str] = MappingProxyType({})
 ) -> SchemaId | None:
     """The id of a stored row's schema, by its own columns; `registries`: source -> name of its registry in ids."""
     schema_id = SchemaRef(number, guid).schema_id
-    if schema_id is None or source is None:
-        return schema_id
-    return named(registries.get(source, source), schema_id)
+    return None if schema_id is None else named(registry_of_source(source, registries), schema_id)
 
 
 def ids_of_rows(rows: pa.Table, registries: Mapping[str, str]) -> pa.ChunkedArray:
@@ -133,7 +144,7 @@ def ids_of_rows(rows: pa.Table, registries: Mapping[str, str]) -> pa.ChunkedArra
     if SOURCE not in rows.column_names:
         return ids
     sources = pc.dictionary_encode(rows.column(SOURCE).combine_chunks(), null_encoding="encode")
-    names = ["" if source is None else registries.get(source, source) for source in sources.dictionary.to_pylist()]
+    names = [registry_of_source(source, registries) for source in sources.dictionary.to_pylist()]
     begins = pa.array([f"{name}/" if name else "" for name in names], pa.string()).take(sources.indices)
     return pc.binary_join_element_wise(begins, ids, "")
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from urllib.parse import unquote
 
 from deltalake import DeltaTable, Schema
@@ -12,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from game_events.decoding.frame import SchemaId, SchemaRef, registry_of
-from game_events.lakehouse.data.columns import HEADERS, SCHEMA_COLUMNS, SOURCE, id_of_row
+from game_events.lakehouse.data.columns import HEADERS, MESSAGE_TYPE, SCHEMA_COLUMNS, SOURCE, StoredType, id_of_row
 
 
 def spark_schema(schema: Schema) -> StructType:
@@ -98,11 +97,16 @@ def _of_registry(registry: str, registries: Mapping[str, str]) -> Column:
     return named_so if registry else named_so | F.col(SOURCE).isNull()
 
 
-def schema_ids(rows: DataFrame, registries: Mapping[str, str] = MappingProxyType({})) -> list[SchemaId]:
-    """The ids and GUIDs of the schemas of rows of bronze or quarantine, each once. Runs a Spark job.
+def schema_ids(rows: DataFrame) -> list[SchemaId]:
+    """The ids and GUIDs of the schemas of rows of bronze or quarantine, each once. Runs a Spark job."""
+    ids = (id_of_row(*row) for row in rows.select(*SCHEMA_COLUMNS).distinct().collect())
+    return [schema_id for schema_id in ids if schema_id is not None]
 
-    `registries`: as of `of_schemas`.
-    """
-    columns = [*SCHEMA_COLUMNS, *([SOURCE] if SOURCE in rows.columns else [])]
-    ids = (id_of_row(*row, registries=registries) for row in rows.select(*columns).distinct().collect())
-    return list(dict.fromkeys(schema_id for schema_id in ids if schema_id is not None))
+
+def stored_types(rows: DataFrame) -> list[StoredType]:
+    """What rows of bronze were decoded with, by source and topic, each once. Runs a Spark job."""
+    source = F.col(SOURCE) if SOURCE in rows.columns else F.lit(None)
+    # Without a schema, records choose how many names there are.
+    name = F.when(F.col("_schema_id").isNotNull() | F.col("_schema_guid").isNotNull(), F.col(MESSAGE_TYPE))
+    found = rows.select(source, F.col("_kafka_topic"), *SCHEMA_COLUMNS, name).distinct().collect()
+    return [StoredType(source, topic, id_of_row(number, guid), name) for source, topic, number, guid, name in found]

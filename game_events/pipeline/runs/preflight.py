@@ -28,11 +28,11 @@ from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.config.sources.several import registry_names, settings_by_source, settings_of_each, settings_or_each
-from game_events.decoding.frame import Reason, SchemaId, ordered
+from game_events.decoding.frame import Reason, SchemaId, ordered, registry_of_source
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
-from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BronzeIdentity, games_of
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, has_decoded_columns, id_of_row, is_sourced
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.storage import is_remote, refuse_unsafe_store
@@ -43,8 +43,9 @@ from game_events.pipeline.bronze.full_refresh import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
-from game_events.pipeline.maintenance import outdated_tables
+from game_events.pipeline.maintenance import outdated_tables, spread_tables
 from game_events.pipeline.quality import problems, refuse
+from game_events.pipeline.runs.file_layout import require_columns
 from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
 from game_events.pipeline.runs.trial import check_definitions
@@ -258,7 +259,7 @@ def _decoding(settings: Settings) -> str:
     for source, one in settings_by_source(settings).items():
         rules = TopicRules.of_settings(one)
         for name, rule in (*rules.exact.items(), *rules.patterns):
-            text = named.described(name, rule, catalog.registries.get(source, ""))
+            text = named.described(name, rule, registry_of_source(source, catalog.registries))
             texts.append(f"{source}/{text}" if source else text)
         if one.kafka_topics:  # else it is not known before the broker answers which topics a pattern means
             idle |= rules.exact.keys() - set(one.kafka_topics)
@@ -323,7 +324,7 @@ def _tables(lakehouse: Lakehouse) -> str:
 
 def _no_room(settings: Settings) -> str:
     """A hint, no failure: each run counts the names that have no table."""
-    games = len(Lakehouse.of(settings).games())
+    games = len(games_of(Lakehouse.of(settings)))
     if settings.games or games < settings.max_games:
         return ""
     more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"
@@ -355,6 +356,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     checks = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
     checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
     checks |= {"columns": columns, "names": names, "statistics": statistics}
+    checks |= {"layout": layout} if pipeline.lakehouse.file_layouts else {}
     return {name: partial(check, pipeline) for name, check in checks.items()}
 
 
@@ -526,6 +528,17 @@ def statistics(pipeline: Pipeline) -> str:
         f"{names} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
         f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
     )
+
+
+def layout(pipeline: Pipeline) -> str:
+    """Whether `LAYOUT` and `STATISTICS_COLUMNS` fit the columns; a hint where files are not so yet."""
+    said = require_columns(pipeline)
+    spread, others = spread_tables(pipeline, MOST_TABLES)
+    left = f"; {many(others, 'table')} not looked at" if others else ""
+    if not spread:
+        return f"{said}{left}"
+    names = first_few([f"{name} ({many(files, 'file')})" for name, files in spread.items()], NAMED, ", ")
+    return Hint(f"{said}; not yet: {names}{left}; `game-events maintain --layout` changes all files (docs/maintenance.md)")
 
 
 def check_rules(pipeline: Pipeline) -> str:

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,17 @@ from game_events.decoding.decoder import (
     first_decoders,
     json_title,
 )
-from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, SchemaId, bare, ordered, registry_of
+from game_events.decoding.frame import (
+    IndexPath,
+    Reason,
+    RegistrySchema,
+    SchemaId,
+    bare,
+    named,
+    ordered,
+    registry_of,
+    registry_of_source,
+)
 from game_events.decoding.json_schema import JsonSchema
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -39,10 +49,10 @@ from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.inferred import InferredSchema, TopicDocuments, inferred_id, merged_texts, planned, topic_of
 from game_events.decoding.unframed.topics import SchemaName, TopicRules
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.data.columns import with_comments
+from game_events.lakehouse.data.columns import FIRST_MESSAGE, StoredType, with_comments
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.archive import SchemaArchive, registry_changed
-from game_events.pipeline.schemas.named import NamedSchemas
+from game_events.pipeline.schemas.named import NamedSchemas, path_of
 from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
@@ -363,6 +373,18 @@ class SchemaCatalog:
         """Types to plan for before the first record of these topics, each with its source; raises as `NamedSchemas`."""
         return [] if self._named is None else self._named.types_of(topics)
 
+    def types_of_stored(self, stored: Sequence[StoredType]) -> list[TypeKey]:
+        """Types to plan for before rows are decoded again; raises as `compiled`."""
+        # First by the rules, which add schemas of files.
+        types = [] if self._named is None else [key for item in stored for key in self._named.types_of_stored(item)]
+        for item in stored:
+            if item.schema_id is not None:
+                schema_id = item.schema_id
+                if isinstance(schema_id, int) or not self.is_known(schema_id):  # the GUID of a file is of no registry
+                    schema_id = named(registry_of_source(item.source, self.registries), schema_id)
+                types.append((schema_id, path_of(self.compiled(schema_id), item.message_type) or FIRST_MESSAGE))
+        return list(dict.fromkeys(types))
+
     def look_up_names(self, names: Collection[SchemaName], room: int) -> int:
         """As `look_up`, of schemas that records name; returns the number of unknown ones."""
         return 0 if self._named is None else self._named.look_up(names, room)
@@ -421,7 +443,7 @@ class SchemaCatalog:
         types: set[TypeKey] = set()
         rejected: dict[TypeKey, tuple[Reason, str]] = {}
         undecoded: set[TypeKey] = set()
-        named: dict[TypeKey, str] = {}
+        names: dict[TypeKey, str] = {}
         for schema_id, path in sorted(set(wanted), key=lambda key: (ordered(key[0]), key[1])):
             topic = topic_of(schema_id)
             if topic is not None:
@@ -438,14 +460,14 @@ class SchemaCatalog:
             if isinstance(compiled, DataError):
                 rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))
                 undecoded |= self._not_selected(schema_id, None)
-                named |= {(schema_id, at): name for at, name in self._declared(schema_id).items() if at == path or not at}
+                names |= {(schema_id, at): name for at, name in self._declared(schema_id).items() if at == path or not at}
                 continue
             schemas[schema_id] = compiled
             key = (schema_id, path if compiled.indexed else ())
             if not compiled.has(key[1]):
                 continue  # workers reject its records as BAD_INDEX
             if isinstance(compiled, JsonSchema):
-                named[key] = self._json_name(schema_id) or compiled.message
+                names[key] = self._json_name(schema_id) or compiled.message
             others = self._not_selected(schema_id, compiled, key[1])
             undecoded |= others
             if key not in others:
@@ -455,24 +477,24 @@ class SchemaCatalog:
                 except DataError as error:
                     rejected[key] = (Reason.BAD_SCHEMA, str(error))
         limit = self.max_unknown_ids
-        topics = self._named.plan(rest, limit) if self._named is not None else None
         return DecodePlan(
-            schemas,
-            frozenset(types),
-            rejected,
-            columns,
-            frozenset(undecoded),
-            rest,
-            limit,
-            self._values,
-            named,
-            topics,
-            self._definitions,
-            self.registries,
+            schemas=schemas,
+            types=frozenset(types),
+            rejected=rejected,
+            columns=columns,
+            undecoded=frozenset(undecoded),
+            rest=rest,
+            max_unknown_ids=limit,
+            values=self._values,
+            named=names,
+            topics=self._named.plan(rest, limit) if self._named is not None else None,
+            definitions=self._definitions,
+            registries=self.registries,
         )
 
     def _inferred(self, columns: ColumnMap, topic: str) -> tuple[InferredSchema, ColumnMap]:
         """The schema of a topic without one, or of the attributes of CloudEvents, and the columns with those of it."""
+        columns = columns.with_columns(self._computed)
         if inferred_id(topic) == cloudevents.TYPE_ID:
             return InferredSchema(cloudevents.TYPE_ID, "{}"), columns.with_message(cloudevents.TYPE_ID, cloudevents.FIELDS)
         rule = self._named.rules.inferred(topic) if self._named is not None else None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from game_events.config.sources.schema_names import SUBJECT
 from game_events.decoding.decoder import TypeKey
-from game_events.decoding.frame import IndexPath, Reason, SchemaId, named
+from game_events.decoding.frame import IndexPath, Reason, SchemaId, named, registry_of_source
 from game_events.decoding.projection import CompiledSchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.unframed import cloudevents
 from game_events.decoding.unframed.files import schema_of_file
 from game_events.decoding.unframed.inferred import inferred_id
-from game_events.decoding.unframed.topics import FILE, ID, SETTING, SUBJECT, SchemaName, TopicPlan, TopicRule, TopicRules
+from game_events.decoding.unframed.topics import FILE, ID, SETTING, SchemaName, TopicPlan, TopicRule, TopicRules
 from game_events.errors import ConfigurationError, DataError, TransientError, first_few
+from game_events.lakehouse.data.columns import StoredType
 from game_events.schema_registry import SchemaLookup
 
 if TYPE_CHECKING:
@@ -58,9 +61,27 @@ class NamedSchemas:
             if rule.schema is None:
                 types.append((inferred_id(topic), ()))
             elif rule.name is not None:
-                name = rule.name.within(self._catalog.registries.get(source, ""))
+                name = rule.name.within(registry_of_source(source, self._catalog.registries))
                 self.require(topic, rule, name)
                 types += [self._keys[name]] if name in self._keys else []
+        return types
+
+    def types_of_stored(self, stored: StoredType) -> list[TypeKey]:
+        """Types that rows of a topic get by its rule, if they have no frames, as far as there is an answer."""
+        rule = self.rules.of(stored.topic, stored.source)
+        if rule is None:
+            return []
+        types: list[TypeKey] = [(cloudevents.TYPE_ID, ())] if rule.cloudevents else []
+        if rule.schema is None:
+            types.append((inferred_id(stored.topic), ()))
+        elif rule.name is not None:
+            name = rule.name.within(registry_of_source(stored.source, self._catalog.registries))
+            if name.follows_rows and isinstance(stored.schema_id, int):
+                name = name._replace(stored=stored.schema_id)
+            # Perhaps no row needs it; else it is looked up once it is reported.
+            with suppress(TransientError, ConfigurationError):
+                self._answer(name)
+            types += [self._keys[name]] if name in self._keys else []
         return types
 
     def described(self, name: str, rule: TopicRule, registry: str) -> str:
@@ -107,6 +128,7 @@ class NamedSchemas:
         """What workers need of it; `rest`: why other names are unknown, if they are. Unknown names are forgotten in time."""
         now = time.monotonic()
         self._refused = {name: refusal for name, refusal in self._refused.items() if now < self._until[name]}
+        self._until = {name: until for name, until in self._until.items() if name in self._keys or name in self._refused}
         return TopicPlan(self.rules, dict(self._keys), dict(self._refused), rest, room)
 
     def _answer(self, name: SchemaName) -> None:
@@ -130,7 +152,7 @@ class NamedSchemas:
 
     def _take(self, name: SchemaName, schema_id: SchemaId) -> None:
         compiled = self._catalog.compiled(schema_id)
-        path = _path_of(compiled, name.message_type)
+        path = path_of(compiled, name.message_type)
         if path is not None:
             self._keys[name] = (schema_id, path)
         elif isinstance(compiled, ProtobufSchema):
@@ -169,7 +191,7 @@ class NamedSchemas:
         return f"the registry {self._registry.url} has {what}"
 
 
-def _path_of(compiled: CompiledSchema | DataError | None, message_type: str | None) -> IndexPath | None:
+def path_of(compiled: CompiledSchema | DataError | None, message_type: str | None) -> IndexPath | None:
     """The index path of a message type in a schema; None: it has no such type."""
     if not isinstance(compiled, ProtobufSchema):
         return ()

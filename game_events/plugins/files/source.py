@@ -31,6 +31,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
+from game_events.config.sources.schema_names import SUBJECT
 from game_events.decoding.decoder import TypeKey, compile_schema
 from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -189,7 +190,6 @@ class FileLog:
 
 #: Suffix of a schema file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
-SUBJECT = "subject:"
 SETTING = "GAME_EVENTS_FILES_SCHEMA"
 #: Last bytes of a complete Parquet file.
 _PARQUET_END = b"PAR1"

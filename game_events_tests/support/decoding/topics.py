@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 
+from game_events.config.definitions.settings import definitions_of
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap, kept_columns
 from game_events.decoding.unframed.topics import Records, TopicRules
@@ -41,8 +42,8 @@ class Registry(SchemaLookup):
 def catalog_of(folder, registry=None, **settings):
     """A catalog with the rules of settings."""
     chosen = load_settings(lakehouse=str(folder), **settings)
-    limits = {"max_columns": chosen.max_columns, "max_unknown_ids": 50}
-    catalog = SchemaCatalog(registry or Registry(), Lakehouse(str(folder)), kept=kept_columns(chosen), **limits)
+    about_columns = {"kept": kept_columns(chosen), "definitions": definitions_of(chosen), "max_columns": chosen.max_columns}
+    catalog = SchemaCatalog(registry or Registry(), Lakehouse(str(folder)), **about_columns, max_unknown_ids=50)
     catalog.use_rules(TopicRules.of_settings(chosen))
     return catalog
 
@@ -55,10 +56,10 @@ def records(values, topic="events", headers=None, keys=None, stored=None):
     return Records(pa.array(values, pa.binary()), made, pa.array(topics, pa.string()), keys, stored)
 
 
-def decoded(catalog, sent, columns=None):
-    """The decoded batch, bronze's columns afterwards, and how often it was decoded."""
+def decoded(catalog, sent, columns=None, planned=()):
+    """The decoded batch, bronze's columns afterwards, and how often it was decoded; `planned`: types to begin with."""
     columns = columns or ColumnMap()
-    planned = set()
+    planned = set(planned)
     rest = None
     room = catalog.max_unknown_ids
     for attempt in range(1, 12):

@@ -76,6 +76,15 @@ def test_topic_key_headers_time_of_arrival_and_type_are_those_of_the_records_of_
     assert held[PLAYER] == [f"pkg.Type {n}" for n in (7, 8, 9, 10)]
 
 
+def test_of_types_that_records_name_themselves_one_query_is_kept():
+    made = Computation(definitions_of(load_settings(entity={"Start": "lower(n)", "*": "n"})), ColumnMap({"n": pa.string()}))
+    for number in range(50):
+        columns, _ = compute({"n": ["A"]}, message_type=f"type {number}", computation=made)
+        assert columns[GAME].to_pylist() == ["A"]
+    assert compute({"n": ["A"]}, message_type="t.Start", computation=made)[0][GAME].to_pylist() == ["a"]
+    assert len(made._queries) == 2
+
+
 def test_stored_rows_have_the_same_values_as_the_records_that_they_were():
     own = {
         "_kafka_topic": ["a.b"],
@@ -144,10 +153,12 @@ TEXTS = [
     "2026-01-02", "2026-01-02T24:00:00Z", "2026-06-30T23:59:60Z", "2026-02-30T00:00:00Z", "10000-01-01T00:00:00Z", "now", "",
     "1712345678", " 2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z\n", "infinity", "٢٠٢٦-01-02T03:04:05Z", "2026-01-02T03:04Z",
     "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00", "2026-01-02T03:04:05,5Z",
+    "2026-01-02T03:04:05+99:00", "2026-01-02T03:04:05+24:00", "2026-01-02T03:04:05-23:59", "2026-01-02T03:04:05+0599",
+    "2026-04-05T01:45:00", "2026-04-05T02:00:00", "2026-10-04T02:15:00", "2026-10-04T02:45:00", "2026-10-04T02:15",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "UTC", "America/New_York"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "UTC", "America/New_York", "Australia/Lord_Howe"])
 def test_a_text_is_the_time_that_it_is_in_json(zone):
     settings = load_settings(time="x", **({"naive_times_zone": zone} if zone else {}))
     read = converter(JsonType("timestamp"), None, ZoneInfo(zone) if zone else None)
@@ -161,6 +172,7 @@ def test_a_text_is_the_time_that_it_is_in_json(zone):
     columns, result = compute({"x": TEXTS}, computation=Computation(definitions_of(settings), ColumnMap({"x": pa.string()})))
     held = dict(zip(TEXTS, columns.column(WHEN).to_pylist(), strict=True))
     assert held == {text: expected(text) for text in TEXTS}
+    assert held["2026-01-02T03:04:05+99:00"] is None and held["2026-01-02T03:04:05Z"] is not None
     assert result.nulled[WHEN] == columns.column(WHEN).null_count
 
 

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import DecodePlan
 from game_events.decoding.frame import Reason, RegistrySchema, schema_guid
 from game_events.decoding.unframed.topics import TopicPlan, TopicRules
+from game_events.lakehouse.data.columns import StoredType
 from game_events.workers.records import RecordDecoder
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.decoding.topics import Registry, catalog_of, decoded, reasons_of, records, rows_of
@@ -30,6 +32,10 @@ def proto(schema_id=1):
 
 def a(**fields):
     return python_class(compiled(TEXT))(**fields)
+
+
+def compiled_b(**fields):
+    return python_class(compiled(TEXT), (1,))(**fields)
 
 
 def visit(page, n):
@@ -156,11 +162,29 @@ def test_frames_of_aws_glue_are_stripped_and_unpacked_within_bounds(world):
     }  # fmt: skip
 
 
+def parts_of(values, columns=None, framed="glue"):
+    """Rows of the parts that values are decoded in."""
+    rules = TopicRules.of_settings(load_settings(decoding={"events": {"format": "json", "framed": framed}}))
+    decoder = RecordDecoder(DecodePlan(columns=columns or ColumnMap(), topics=TopicPlan(rules)))
+    return [len(part) for part in decoder.parts(pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())}), "value")]
+
+
 def test_a_batch_that_may_be_compressed_is_cut_by_what_it_may_become():
-    rules = TopicRules.of_settings(load_settings(decoding={"events": {"format": "json", "framed": "glue"}}))
-    decoder = RecordDecoder(DecodePlan(topics=TopicPlan(rules)))
-    batch = pa.RecordBatch.from_pydict({"value": pa.array([os.urandom(400_000)] * 6, pa.binary())})
-    assert [len(part) for part in decoder.parts(batch, "value")] == [2, 2, 2]
+    packed = b"\3\5" + os.urandom(400_000)
+    assert parts_of([packed] * 40) == [16, 16, 8], "64 MiB each, as more are too large"
+    assert parts_of([packed[: 300_000 // 1_032]] * 10_000) == [3587, 3587, 2826]
+    assert parts_of([]) == [0]
+
+
+def test_what_is_not_compressed_is_cut_as_without_aws_glue():
+    for plain in (b"x" * 400_000, b"\3\0" + b"x" * 400_000):
+        assert parts_of([plain] * 40) == [40]
+    lists = ColumnMap().with_columns({"items": pa.list_(pa.string())})
+    many = [b"x" * 1_000_000] * 60
+    assert parts_of(many, lists) == parts_of(many, lists, framed="auto")
+    assert len(parts_of(many, lists)) > 1
+    mixed = [b"x" * 1_000, b"\3\5" + b"x" * 100_000] * 3
+    assert len(parts_of(mixed, lists)) > len(parts_of(mixed)), "cells are bounded, too"
 
 
 def test_stored_rows_of_a_topic_without_a_rule_keep_the_schema_that_they_were_decoded_with(world):
@@ -168,6 +192,30 @@ def test_stored_rows_of_a_topic_without_a_rule_keep_the_schema_that_they_were_de
     batch = world({}, [b"\x0a\x03ann", visit("x", 1), b"{}"], stored=stored)
     assert rows_of(batch) == {0: ("t.B", {"who": "ann"}), 1: ("Visit", {"page": "x", "n": 1})}
     assert reasons_of(batch)[2][0] == Reason.BAD_MAGIC
+
+
+def test_payloads_of_stored_rows_that_begin_like_frames_are_decoded_by_the_schema_of_before(world):
+    guid = str(uuid.UUID(int=9))
+    world.registry.schemas[guid] = RegistrySchema(guid, "AVRO", json.dumps(AVRO))
+    short, longer = visit("", 1), visit("", 300_000_000_000)
+    assert short[0] == longer[0] == 0 and len(short) < 5 < len(longer), "both begin as a frame does"
+    values = [
+        short,
+        longer,
+        short,
+        longer,
+        b"\0\0\0\0\2" + visit("x", 2),
+        b"\1" + bytes([*[0] * 15, 9]) + visit("y", 3),
+        None,
+        short,
+    ]
+    ids = pa.array([2, 2, None, None, 2, None, 2, None], pa.int64())
+    guids = pa.array([None, None, guid, guid, None, guid, None, None], pa.string())
+    batch = world({}, values, stored=(ids, guids, pa.array(["Visit"] * 8)))
+    pages = {at: (row["page"], row["n"]) for at, (_, row) in rows_of(batch).items()}
+    many = ("", 300_000_000_000)
+    assert pages == {0: ("", 1), 1: many, 2: ("", 1), 3: many, 4: ("x", 2), 5: ("y", 3)}
+    assert {at: why for at, (why, _) in reasons_of(batch).items()} == {6: Reason.TOMBSTONE, 7: Reason.TOO_SHORT}
 
 
 def test_stored_rows_of_a_subject_stay_with_their_version_and_others_get_the_newest(world):
@@ -181,6 +229,40 @@ def test_stored_rows_of_a_subject_stay_with_their_version_and_others_get_the_new
     new = visit("y", 2) + b"\x02z"
     batch = world({"format": "avro", "schema": "subject:visits"}, [visit("x", 1), new, new, new], stored=stored)
     assert {at: row.get("os") for at, (_, row) in rows_of(batch).items()} == {0: None, 1: "z", 2: "z", 3: "z"}
+
+
+def test_rows_are_decoded_again_with_one_plan(tmp_path, world):
+    """Their types are known from what they were decoded with, and from the rules of now."""
+    wider = AVRO | {"fields": [*AVRO["fields"], {"name": "os", "type": "string"}]}
+    world.registry.schemas[4] = RegistrySchema(4, "AVRO", json.dumps(wider))
+    world.registry.subjects["visits"] = [2, 4]
+    world.registry.versions = lambda subject: [
+        type("V", (), {"schema_id": i, "version": n})() for n, i in enumerate(world.registry.subjects[subject], 1)
+    ]
+    file = tmp_path / "a.proto"
+    file.write_text(TEXT)
+    entries = {
+        "files": {"format": "protobuf", "schema": str(file), "message_type": "t.B"},
+        "visits": {"format": "avro", "schema": "subject:visits"},
+        "clicks": {"format": "json", "cloudevents": True},
+    }
+    guid = schema_guid("PROTOBUF", TEXT)
+    rows = [
+        ("files", b"\x0a\x03ann", StoredType(None, "files", guid, "t.B")),
+        ("visits", visit("x", 1), StoredType(None, "visits", 2, "Visit")),
+        ("clicks", b'{"specversion": "1.0"}', StoredType(None, "clicks", None, None)),
+        ("framed", frame(1, (1,), compiled_b(who="bob")), StoredType(None, "framed", 1, "t.B")),
+    ]
+    topics, values, stored = zip(*rows, strict=True)
+    ids = pa.array([item.schema_id if isinstance(item.schema_id, int) else None for item in stored], pa.int64())
+    guids = pa.array([item.schema_id if isinstance(item.schema_id, str) else None for item in stored], pa.string())
+    sent = records(values, topics, stored=(ids, guids, pa.array([item.message_type for item in stored])))
+    catalog = catalog_of(tmp_path / "l", world.registry, decoding=entries)
+    planned = catalog.types_of_stored(stored)
+    batch, columns, times = decoded(catalog, sent, planned=planned)
+    assert (times, reasons_of(batch)) == (1, {})
+    assert {name for name, _ in rows_of(batch).values()} == {"t.B", "Visit", "clicks"}
+    assert dict(catalog.plan(ColumnMap(), planned).columns.columns) == dict(columns.columns), "no type that does not occur"
 
 
 def test_without_rules_nothing_is_looked_at():

@@ -3,6 +3,7 @@
 import duckdb
 import pytest
 
+from game_events.config.definitions.computed import HEADERS_NAME
 from game_events.config.definitions.expressions import connection, parsed
 
 
@@ -34,7 +35,7 @@ def test_an_expression_of_one_record_says_what_it_reads(text, names):
 def test_headers_are_looked_for_in_their_column_wherever_they_are_named():
     read = parsed("'ü' || \"header\"('a') || HEADER ( header('b'))")
     assert read.sql == "'ü' || _header(_kafka_headers, 'a') || _header(_kafka_headers,  _header(_kafka_headers, 'b'))"
-    assert read.reads_headers
+    assert (HEADERS_NAME,) in read.names
     assert list(read.fields()) == []
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from game_events.config.settings import load_settings
+from game_events.config.sources.several import settings_of_each
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError
 
@@ -55,6 +56,44 @@ def test_an_entry_that_cannot_be_is_refused_with_what_to_do(entry, said):
         load_settings(decoding={"events": entry})
     assert "GAME_EVENTS_DECODING: events" in str(raised.value)
     assert said in str(raised.value)
+
+
+def two(eu, us, **top):
+    """The rules of two sources."""
+    settings = load_settings(sources={"eu": eu, "us": us}, **top)
+    return TopicRules.of_settings(settings, settings_of_each(settings))
+
+
+def entry(type_field=None, **hints):
+    return {"format": "json", "type_field": type_field, "hints": hints}
+
+
+def test_sources_must_say_the_same_of_topics_of_one_name():
+    events = {"kafka_topic": "events"}
+    for other in (entry("kind"), entry("event", level="bigint"), entry()):
+        with pytest.raises(ConfigurationError, match=r"(?s)eu and us .*events.* let both say the same"):
+            two(events | {"decoding": {"events": entry("event")}}, events | {"decoding": {"e.*": other}})
+    same = two(events | {"decoding": {"events": entry("event")}}, events | {"decoding": {"e.*": entry("event")}})
+    assert same.inferred("events").documents.type_field == "event"
+    with_schema = {"events": {"format": "json", "schema": "key"}}
+    assert two(events | {"decoding": with_schema}, events | {"decoding": {"events": entry("kind")}})
+
+
+def test_what_a_source_says_of_topics_that_it_does_not_read_is_no_matter():
+    every = {".*": entry("event")}
+    rules = two({"kafka_topic": "a"}, {"kafka_topic": "b", "decoding": {"b": entry("kind")}}, decoding=every)
+    assert [rules.inferred(topic).documents.type_field for topic in "ab"] == ["event", "kind"]
+    assert rules.inferred("gone").documents.type_field == "event", "of stored rows"
+
+
+def test_patterns_of_two_sources_are_compared_once_a_topic_is_there():
+    rules = two(
+        {"kafka_topic_pattern": "e.*", "decoding": {"e.*": entry("event")}},
+        {"kafka_topic_pattern": ".*s", "decoding": {".*s": entry("kind")}},
+    )
+    assert [rules.inferred(topic).documents.type_field for topic in ("event", "kinds")] == ["event", "kind"]
+    with pytest.raises(ConfigurationError, match="events"):
+        rules.inferred("events")
 
 
 def test_a_pattern_that_is_no_expression_is_refused():

@@ -48,6 +48,13 @@ def test_the_first_type_stays_and_what_does_not_fit_is_kept_as_json(world):
     assert world.batch.rescued == {"events": 2}
 
 
+def test_computed_columns_are_there_before_any_other_type_has_brought_them(tmp_path):
+    computed = {"entity": "'rummy'", "time": "timestamp_millis(ts)"}
+    catalog = catalog_of(tmp_path, decoding=SCHEMALESS, **computed)
+    _, columns, _ = decoded(catalog, records([b'{"ts": 1}']))
+    assert set(columns.columns) == {"game_name", "event_timestamp", "ts", RESCUED}
+
+
 def test_integers_fit_a_double_unless_they_would_be_rounded(world):
     assert world({"price": 1}, {"price": 2.5}) == [{"price": 1.0}, {"price": 2.5}], "before there is a column both are numbers"
     assert world({"price": 3}, {"price": 2**53 + 1}) == [{"price": 3.0}, {RESCUED: f'{{"price":{2**53 + 1}}}'}]
@@ -100,11 +107,25 @@ def test_hostile_members_harm_only_themselves(world):
         {"ok": 2, "deep": deep},
         {"ok": 3, "#": 1, "~2": 2, ":": 3, "[array<struct>]": 4},
     )
-    assert json.loads(rows[0][RESCUED]) == {"x" * 201: 2, RESCUED: "mine"}
-    assert (rows[0]["field_kafka_offset"], rows[0]["a_b"], rows[0]["A_B__bigint"], rows[0]["field"]) == (5, 1, 2, 3)
+    assert json.loads(rows[0][RESCUED]) == {"x" * 201: 2, RESCUED: "mine", "": 3}
+    assert (rows[0]["field_kafka_offset"], rows[0]["a_b"], rows[0]["A_B__bigint"]) == (5, 1, 2)
     assert [row["ok"] for row in rows] == [1, 2, 3]
     assert world({"x:json": 6, "x:plain": 7, "~2": 8, "#": 9}) == [{"x:json": 6, "x:plain": 7, "~2": 8, "#": 9}]
     assert json.loads(rows[1][RESCUED]) == {"deep": deep}
+
+
+def test_members_without_a_name_are_rescued_and_the_next_batch_is_decoded(world):
+    assert world({"": {"x": 1}, "a": {"": 2, "b": 3}, "list": [{"": 4}]}) == [
+        {"a": {"b": 3}, RESCUED: '{"":{"x":1},"a":{"":2},"list":[{"":4}]}'}
+    ]
+    assert world({"": {"x": 1}, "a": {"": {"y": 2}}}) == [{"a": {"b": None}, RESCUED: '{"":{"x":1},"a":{"":{"y":2}}}'}]
+
+
+@pytest.mark.parametrize("name", ["a[array<struct>]", "a[array<struct>][struct]", "a[struct]"])
+def test_a_name_like_the_path_of_a_list_is_another_place(world, name):
+    document = {"a": [{"x": 1}], "a[array<struct>]": {"y": 2}, name: {"z": 3}}
+    assert world(document) == [document]
+    assert world(document) == [document], "as the columns' metadata say it"
 
 
 def test_names_that_records_choose_leave_room_for_other_columns(world):

@@ -7,6 +7,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import RegistrySchema, schema_guid
+from game_events.decoding.unframed.topics import SchemaName
 from game_events.errors import ConfigurationError, TransientError
 from game_events.pipeline.runs.preflight import Hint, environment_checks
 from game_events.pipeline.schemas import named
@@ -79,6 +80,22 @@ def test_the_newest_version_is_followed_and_the_last_answer_holds_while_the_regi
     assert catalog.types_of_topics([("", "events")]) == [(3, ())]
     with pytest.raises(TransientError):
         types_of(tmp_path, registry, {"format": "avro", "schema": "subject:good"})
+
+
+def test_names_of_records_that_stand_for_nothing_are_forgotten_in_time(tmp_path, registry, monkeypatch):
+    monkeypatch.setattr(named, "RECORDS_S", 0)
+    catalog = catalog_of(tmp_path, registry, decoding={"events": {"format": "avro", "schema": "header:s"}})
+    for first in range(0, 600, 200):
+        names = {SchemaName(f"subject:{number}") for number in range(first, first + 200)}
+        catalog.look_up_names(names | {SchemaName("subject:good")}, 1_000)
+        plan = catalog.plan(ColumnMap(), []).topics
+    assert (plan.refused, plan.keys) == ({}, {SchemaName("subject:good"): (1, ())})
+    assert counted(catalog.named) < 10, "a name that is known stays, with its time"
+
+
+def counted(schemas):
+    """Names that are held."""
+    return sum(len(held) for held in vars(schemas).values() if isinstance(held, dict))
 
 
 def test_doctor_tries_what_each_topic_is_decoded_with(tmp_path, monkeypatch):
