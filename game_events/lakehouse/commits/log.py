@@ -46,7 +46,7 @@ from game_events.lakehouse.open_table import (
 )
 from game_events.lakehouse.parts import read_transactions
 from game_events.lakehouse.table_properties import INDEXED, INDEXED_COLUMNS, KEEP_LOG, PROPERTIES, indexed_up_to
-from game_events.lakehouse.tables import BRONZE, Table
+from game_events.lakehouse.tables import Table
 
 #: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
@@ -305,7 +305,6 @@ class TableLog:
         self._uri = table.uri
         self._system, prefix = file_system(table)
         self._prefix = f"{prefix}{FOLDER}/"
-        self._is_bronze = table.key == BRONZE
 
     def versions(self) -> list[int]:
         """Versions with an entry, sorted; one listing."""
@@ -343,14 +342,6 @@ class TableLog:
         delta-rs' history goes on behind a gap, where older versions stay (`commits.versions`), and numbers them wrongly.
         """
         return list(self.infos(newest, -1 if limit is None else newest - limit))
-
-    def naming_topics(self, newest: int) -> int:
-        """Bronze's last version whose entry names the topics: it must stay. The newest one, if none that is left does.
-
-        Of other tables the newest one.
-        """
-        infos = self.infos(newest, -1) if self._is_bronze else ()
-        return next((newest - number for number, info in enumerate(infos) if SOURCES in info), newest)
 
     def files(self) -> list[pafs.FileInfo]:
         """Everything in the folder of the log; one listing."""

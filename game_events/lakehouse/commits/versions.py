@@ -14,7 +14,7 @@ import json
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -29,14 +29,14 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, TableLog, version_of
+from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, SOURCES, TableLog, version_of
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.open_table import UNFINISHED, log_retention_s
 from game_events.lakehouse.parts import SEPARATOR
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_pool import forget_summary
-from game_events.lakehouse.tables import Table, paths
+from game_events.lakehouse.tables import BRONZE, Table, paths
 
 HOUR_S, DAY_S = 3600, 86_400
 
@@ -59,10 +59,17 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Named:
-    """What an entry adds, or a checkpoint has: paths below the table's folder, and marks of erasures (id -> value)."""
+    """What an entry adds, or a checkpoint has.
+
+    Attributes:
+        paths: of files, below the table's folder.
+        marks: of erasures: id -> value.
+        names_topics: the entry names the topics that bronze was read from.
+    """
 
     paths: frozenset[str]
     marks: Mapping[str, int]
+    names_topics: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,7 +206,7 @@ class OldVersions:
         """Paths of the files that a version, and any in the log up to the `last`, needs. Raises as `thin_out`."""
         for _ in range(ATTEMPTS):
             listed = LogFiles.of(self._log)
-            versions = {v for v in listed.entries.keys() | listed.based if last is None or v <= last}
+            versions = {version for version in self._whole(listed) if last is None or version <= last}
             with suppress(FileNotFoundError):
                 return self._named_by(listed, versions, listed.entries) | set(paths(handle))
         raise ConflictError(f"{self.table.name}: its log keeps changing: other maintenance is at work")
@@ -209,11 +216,13 @@ class OldVersions:
         newest = handle.version()
         self.entries = sum(version > max(listed.based, default=-1) for version in listed.entries)
         keep, below = self._kept(listed, newest)
-        gone = [info for info in listed.all if version_of(info) < below and version_of(info) not in keep]
+        note = self._naming_topics(listed)
+        gone = [info for info in listed.all if version_of(info) < below and version_of(info) not in keep and not note(info)]
+        going = {v for v in self._whole(listed) if v < below and v not in keep}
         new = [v for v in sorted(keep) if 0 < v < below and v not in listed.checkpoints and v - 1 not in keep]
         live = set(paths(handle))
         named = self._named_by(listed, keep, keep) | set(chain.from_iterable(map(self._files_at, new)))
-        files = self._named_by(listed, {version_of(info) for info in gone}, listed.entries) - named - live
+        files = self._named_by(listed, going, listed.entries) - named - live
         since = time.time() - self.table.retention.every_s
         # The newest first: what a kill leaves can be read.
         log = (*(info for info in listed.unfinished if _time(info) < since), *reversed(gone))
@@ -224,25 +233,34 @@ class OldVersions:
         """Versions of which entries and checkpoints stay, and the version below which others go."""
         now = time.time()
         every_s, kept_s = self.table.retention.every_s, self.table.retention.seconds(self.table.key)
-        versions = listed.entries.keys() | listed.based
+        whole = self._whole(listed)
         begin = self._begin(listed, newest, now - every_s)
+        recent = {version for version in listed.entries.keys() | listed.based if version >= begin}
         made = {version: at for version, at in listed.entries.items() if version <= begin}
-        wanted = promised(made, now, every_s, kept_s) & set(listed.readable())
+        wanted = promised(made, now, every_s, kept_s) & whole
         # Nothing of people who were erased is kept longer than a reader may need it.
-        erased = {version for version in self._before_erasure(listed, newest) if version < begin}
-        if erased or sum(version < begin for version in versions - wanted) > self.few:
-            return {version for version in versions if version >= begin} | (wanted - erased), begin
+        erased = {version for version in self._before_erasure(listed, newest) & whole if version < begin}
+        if erased or sum(version < begin for version in whole - wanted) > self.few:
+            return recent | (wanted - erased), begin
         expired = self._begin(listed, listed.newest_at(now - max(every_s, kept_s)), now - every_s)
-        return {version for version in versions if version >= expired}, expired
+        return recent | {version for version in whole if version >= expired}, expired
+
+    def _whole(self, listed: LogFiles) -> set[int]:
+        """Versions of which the log has more than a note that stays (`_naming_topics`)."""
+        return set(listed.readable()) | listed.based
+
+    def _naming_topics(self, listed: LogFiles) -> Callable[[pafs.FileInfo], bool]:
+        """Whether a file is the last entry that names bronze's topics: it stays as a note, though its version goes."""
+        last = max((v for v in listed.entries if self._entry(listed, v).names_topics), default=-1)
+        return lambda info: self.table.key == BRONZE and str(info.base_name) == f"{last:020}.json"
 
     def _begin(self, listed: LogFiles, last: int, before: float) -> int:
         """The newest checkpoint up to a version that was written before a time; 0: there is none.
 
-        Whoever has opened the table since began with it, or with a later one. Not after the entry that names bronze's topics.
+        Whoever has opened the table since began with it, or with a later one.
         """
-        old = [v for v, at in listed.checkpoints.items() if at < before and v <= last and v in listed.entries]
-        most = self._log.naming_topics(max(listed.entries)) if old else 0
-        return max((version for version in old if version <= most), default=0)
+        written = listed.checkpoints.items()
+        return max((v for v, at in written if at < before and v <= last and v in listed.entries), default=0)
 
     def _later_begin(self, listed: LogFiles, newest: int) -> list[int]:
         """Version that needs a checkpoint, so that what is before it can go when nobody begins with that any more."""
@@ -350,10 +368,12 @@ def delete_files(table: Table, names: Iterable[str], removed_s: float) -> int:
 
 
 def _in_entry(source: pa.NativeFile) -> Named:
-    actions = [json.loads(line) for line in source.read().splitlines() if b'"add"' in line or b'"txn"' in line]
+    lines = source.read().splitlines()
+    actions = [json.loads(line) for line in lines if b'"add"' in line or b'"txn"' in line]
     added = (action["add"]["path"] for action in actions if "add" in action)
     ids = ((action["txn"]["appId"], int(action["txn"]["version"])) for action in actions if "txn" in action)
-    return Named(_below(added), dict(_marks_in(ids)))
+    infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line and SOURCES.encode() in line)
+    return Named(_below(added), dict(_marks_in(ids)), any(SOURCES in info for info in infos if info is not None))
 
 
 def _in_checkpoint(source: pa.NativeFile) -> Named:
