@@ -92,10 +92,10 @@ class Books:
             f"time_us + {told.later_us} AS at_us FROM sent"
         )
         self.connection.execute(
-            "CREATE VIEW expected AS SELECT t.*, row_number() OVER (PARTITION BY game, event_id "
+            "CREATE VIEW expected AS SELECT t.*, row_number() OVER (PARTITION BY t.game, t.event_id "
             "ORDER BY b._batch, b._kafka_topic_id, b._kafka_partition, b._kafka_offset) AS nth "
             f"FROM truth t JOIN bronze b ON {_SAME_PLACE} "
-            f"WHERE decodable AND game IS NOT NULL AND device NOT IN ('{REJECTED_DEVICE}', '{DROPPED_DEVICE}')"
+            f"WHERE t.decodable AND t.game IS NOT NULL AND t.device NOT IN ('{REJECTED_DEVICE}', '{DROPPED_DEVICE}')"
         )
 
     def count(self, sql: str) -> int:

@@ -164,6 +164,7 @@ class World:
 
     def work(self, *, full: str = "", **how: Any) -> RunReport:
         """A run over all layers (`how`: as `pipeline`); what it cannot do is the next one's."""
+        how |= {"silent": None} if full == BRONZE else {}  # it needs every source
         pipeline, report, held = self.pipeline(**how), RunReport(), OnePass()
         if full == BRONZE:
             replace_bronze(pipeline, report)
