@@ -101,7 +101,7 @@ def _leave_out_duplicates(work: Staging, judged: list[dict[str, Any]]) -> None:
     with KeyReader(keys) as reader:
         keyed = reader.of(table, games)
     assert (keyed.entries >= 0).all()
-    new = NewKeys(keyed, ["all"], np.zeros(len(part), np.int64), np.arange(len(part)), table.append_column(KEY, games))
+    new = [NewKeys("", np.arange(len(part)), keyed, table.append_column(KEY, games))]
     spark = source.pipeline.get_spark
     twice = find(spark, source.pipeline.lakehouse, keys, source.base, new, None, work.history)
     assert twice is not None
