@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from game_events.config.names import PROGRESS
 from game_events.errors import GameEventsError
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import PARTITIONED, TABLES, UNIFIED
 from game_events.sources.source import Partition
 from game_events_tests.support.faults import Write, at_commit
@@ -382,6 +383,29 @@ def test_what_is_held_is_not_used_after_a_rival_has_added_files_and_is_gone(poin
         world.records_come([(game, "a", 1, 1) for game in GAMES])
         world.work()
         world.assert_settled()
+
+
+@pytest.mark.parametrize("layout", [TABLES, PARTITIONED])
+def test_an_event_that_two_sources_send_is_in_silver_once_though_a_rival_brings_it_meanwhile(layout: str) -> None:
+    with closing(World(layout, lanes=(LANE, OTHER_LANE), deduplicates=True)) as world:
+        world.records_come([("rummy", "a", 5, 1), ("rummy", "b", 5, 1), ("uno", "a", 5, 1)])
+        world.work(silent=1)
+        world.records_come([("rummy", "a", 7, 1), ("rummy", "a", 8, 2)])
+
+        def rival() -> None:
+            world.records_come([("rummy", "b", 7, 1), ("rummy", "b", 9, 1)])
+            world.disturbed("silver_committed", cut)
+
+        world.disturbed("silver_staged", rival)
+        world.records_come([(game, "b", 9, 1) for game in GAMES])
+        world.work()
+        world.assert_settled()
+        counters = {game: world.table(game).open().transaction_version(Txn.ROWS_DUPLICATE) for game in GAMES}
+        assert counters == {"rummy": 3, "spades": None, "uno": None}
+        for how in (SILVER, BRONZE):
+            world.work(full=how)
+            world.work()
+            world.assert_settled()
 
 
 def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_held_once() -> None:
