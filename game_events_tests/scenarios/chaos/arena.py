@@ -114,10 +114,14 @@ class Arena:
         uri = f"{self.folder}/lakehouse/bronze_events"
         return DeltaTable(uri).version() if DeltaTable.is_deltatable(uri) else -1
 
+    def newest_commit(self) -> Path | None:
+        """Of all tables the entry of a log that was written last."""
+        logs = (self.folder / "lakehouse").glob("*/_delta_log/*.json")
+        return max(logs, key=lambda f: f.stat().st_mtime_ns, default=None)
+
     def last_commit(self) -> str:
         """The kind of table whose log changed last: how far the drivers were."""
-        logs = (self.folder / "lakehouse").glob("*/_delta_log/*.json")
-        newest = max(logs, key=lambda f: f.stat().st_mtime_ns, default=None)
+        newest = self.newest_commit()
         if newest is None:
             return "before any commit"
         name = newest.parent.parent.name

@@ -185,14 +185,14 @@ def drained(arena: Arena) -> None:
 
 
 def _end_of(driver: Driver, arena: Arena) -> int:
-    """The exit code of a driver that may take as long as it likes while bronze moves on: a busy machine has a long backlog."""
-    version = arena.bronze_version()
+    """The exit code of a driver that may take as long as it likes while tables move on: a busy machine has a long backlog."""
+    newest = arena.newest_commit()
     while True:
         try:
             return driver.process.wait(HANGS_S)
         except subprocess.TimeoutExpired:
-            before, version = version, arena.bronze_version()
-            if version == before:
+            before, newest = newest, arena.newest_commit()
+            if newest == before:
                 raise
 
 
