@@ -21,6 +21,7 @@ from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.commits import group as game_commits
 from game_events.lakehouse.commits.transactions import Txn, restored
 from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.laying_out import lay_out, not_laid_out
 from game_events.lakehouse.maintenance import FULL_GOAL, OutdatedFile, first_groups, join_files, renew, small_files
 from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, paths
 from game_events.pipeline.bronze.full_refresh import replace_bronze
@@ -85,14 +86,16 @@ def place_in(lane: Partition, offset: int) -> Place:
 class World:
     """A topic, its tables, and the rules that are in force.
 
-    `plain`: there are none, and no row is unlucky: bronze's workers write silver's files, too. `taken`, `merged`: of silver's
-    and gold's tables, how often these were used. `lanes`: of each source one. `deduplicates`: rows may be sent twice.
+    `plain`: there are none, and no row is unlucky: bronze's workers write silver's files, too, and files are by day. `taken`,
+    `merged`: of silver's and gold's tables, how often these were used. `lanes`: of each source one. `deduplicates`: rows may be
+    sent twice.
     """
 
     def __init__(
         self, layout: str = TABLES, *, plain: bool = False, lanes: Sequence[Partition] = (LANE,), deduplicates: bool = False
     ) -> None:
         self.plain, self.lanes, self.deduplicates = plain, lanes, deduplicates
+        self.file_layout = {"silver": "day", "bronze": "day"} if plain else {}
         self.taken = self.merged = 0
         self.folder, self.layout = tempfile.mkdtemp(), layout
         self.strictness = 0
@@ -140,7 +143,8 @@ class World:
     @property
     def lakehouse(self) -> Lakehouse:
         """All tables."""
-        return Lakehouse.of(DEFAULTS().model_copy(update={"lakehouse": self.folder, "silver_layout": self.layout}))
+        more = {"lakehouse": self.folder, "silver_layout": self.layout, "layout": self.file_layout}
+        return Lakehouse.of(DEFAULTS().model_copy(update=more))
 
     def pipeline(
         self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), silent: int | None = None, **limits: int
@@ -150,6 +154,7 @@ class World:
         more = {
             "lakehouse": self.folder,
             "silver_layout": self.layout,
+            "layout": self.file_layout,
             "rules": rules,
             "games": games,
             "allow_bronze_full_refresh": True,
@@ -193,7 +198,7 @@ class World:
             lucky = n + 1 if self.plain and n == UNLUCKY else n
             row = {"game_name": game, "gamer_id": gamer, "n": lucky, "schema": schema}
             lane = self.lanes[ord(gamer) % len(self.lanes)]
-            self.topic.records[lane].append(row | {"event_timestamp": EPOCH + timedelta(seconds=n)})
+            self.topic.records[lane].append(row | {"event_timestamp": EPOCH + timedelta(hours=5 * n)})
 
     def files_are_joined(self, uri: str) -> None:
         """Of that table, if it is one that maintenance joins; a rival may have been first."""
@@ -201,6 +206,10 @@ class World:
         of_silver = [lakehouse.table("silver_events")] if lakehouse.is_partitioned else map(lakehouse.silver, GAMES)
         for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *of_silver):
             handle = table.open() if table.uri.rstrip("/") in uri.rstrip("/") else None
+            for files in not_laid_out(table, handle, few=True) if handle is not None else []:
+                with suppress(GameEventsError):
+                    lay_out(table, handle, files)
+            handle = handle and table.open()
             for group in small_files(table, handle, FULL_GOAL) if handle is not None else []:
                 with suppress(GameEventsError):
                     join_files(table, handle, group)
