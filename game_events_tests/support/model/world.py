@@ -197,7 +197,7 @@ class World:
         for game, gamer, n, schema in events:
             lucky = n + 1 if self.plain and n == UNLUCKY else n
             row = {"game_name": game, "gamer_id": gamer, "n": lucky, "schema": schema}
-            lane = self.lanes[ord(gamer) % len(self.lanes)]
+            lane = self.lanes[sum(gamer.encode()) % len(self.lanes)]
             self.topic.records[lane].append(row | {"event_timestamp": EPOCH + timedelta(hours=5 * n)})
 
     def files_are_joined(self, uri: str) -> None:
