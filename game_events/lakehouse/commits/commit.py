@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
@@ -31,10 +31,18 @@ from game_events.lakehouse.commits.transactions import (
     version_before_restores,
 )
 from game_events.lakehouse.data.columns import comments_in, describe, described
+from game_events.lakehouse.data.constraints import require_fulfilled
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, log_retention_s, note_of, of_columns
 from game_events.lakehouse.storage import storage_error, write_out
-from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, REBUILD, is_made_again, marked
+from game_events.lakehouse.table_properties import (
+    CHECKPOINT_COMMITS,
+    KEPT_CHECKPOINT_COMMITS,
+    REBUILD,
+    constraints_of,
+    is_made_again,
+    marked,
+)
 from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, files_of, paths, table_id
 
 log = logging.getLogger(__name__)
@@ -193,7 +201,7 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
     """The comparison: everything that the plan was made from is still true of this version, to which it may be committed.
 
     Raises:
-        ConflictError: it is not. DataError: the table was altered.
+        ConflictError: it is not. DataError: the table was altered, or has constraints that new rows break.
     """
     now = table_id(handle)
     if now != plan.table_id:
@@ -206,6 +214,9 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
             raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {expected} to {value}")
     if handle is not None and handle.version() != plan.from_version:
         _require_kept(plan, handle)
+    # Of parts for all plans together (`commits.group`).
+    if handle is not None and plan.table.part is None and not plan.same_rows:
+        require_fulfilled(plan.table, handle, plan.files)
 
 
 def _replaces_rows(plan: Commit) -> bool:
@@ -228,7 +239,11 @@ def _write(plan: Commit, attempt: _Attempt) -> _Following:
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
     handle = _with_columns(plan, handle, reshaped=reshaped)
     changes = _changes(plan, attempt, handle.noted_after(plan.set_transactions))
-    changes = replace(changes, columns=_new_columns(plan)) if reshaped else replace(changes, removed=_removed(plan, handle))
+    changes = (
+        replace(changes, columns=_kept_not_null(handle, _new_columns(plan)))
+        if reshaped
+        else replace(changes, removed=_removed(plan, handle))
+    )
     attempt.sent = True
     entry = write_version(plan.table, handle, changes)
     if reshaped:  # nothing is known of that version
@@ -264,6 +279,15 @@ def _with_columns(plan: Commit, handle: OpenTable, *, reshaped: bool) -> OpenTab
 
 def _new_columns(plan: Commit) -> Schema:
     return Schema.from_arrow(marked(described(plan.table, plan.schema), partitioned=bool(plan.partition_by)))
+
+
+def _kept_not_null(handle: DeltaTable, columns: Schema) -> Schema:
+    """New columns of a table, of which those stay NOT NULL that are."""
+    constraints = of_columns(handle, constraints_of)
+    if constraints is None or not constraints.not_null:
+        return columns
+    nullable = {field.name: field.name not in constraints.not_null for field in columns.fields}
+    return Schema([Field(f.name, f.type, nullable=nullable[f.name], metadata=f.metadata) for f in columns.fields])
 
 
 def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Changes:

@@ -18,8 +18,8 @@ from game_events.lakehouse.commits import log
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log import TableLog, write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
+from game_events.lakehouse.entries import UNFINISHED
 from game_events.lakehouse.maintenance import join_files
-from game_events.lakehouse.open_table import UNFINISHED
 from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_commit, at_creation
