@@ -346,7 +346,7 @@ class OwnAlterer(TableAlterer):
         self._metadata["configuration"].update(properties)
         self._write("SET TBLPROPERTIES")
 
-    def add_feature(self, feature: TableFeatures, *_: object, **__: object) -> None:
+    def add_feature(self, feature: TableFeatures | list[TableFeatures], *_: object, **__: object) -> None:
         """Add a feature of readers and writers: that of times without a zone."""
         if feature != TableFeatures.TimestampWithoutTimezone:
             raise NotImplementedError(f"the feature {feature}")

@@ -28,7 +28,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
-from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.row_ids import read_with_ids, row_ids
 from game_events.lakehouse.data.staging import (
     StagedFile,
     StagedWriter,
@@ -136,10 +136,12 @@ def join_files(table: Table, handle: DeltaTable, group: list[str], order: Sequen
 def _written_again(table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = ()) -> list[StagedFile]:
     """The rows of files of one partition in new files of that."""
     partition = handle.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+    ids = row_ids(table, handle)
+    columns = [field for field in pa.schema(handle.schema()) if field.name not in partition]
+    schema = pa.schema([*columns, *(ids.fields if ids is not None else ())])
     writer = StagedWriter(table, schema, folder=paths[0][: paths[0].rfind("/") + 1])
     try:
-        read = read_parts(table, schema, paths, BATCH_ROWS)
+        read = read_with_ids(table, schema, paths, BATCH_ROWS, ids)
         for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
             writer.write(rows, size)
         return writer.close()

@@ -8,15 +8,15 @@ A table without constraints costs nothing: whether there are any is known of its
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from game_events.errors import DataError
-from game_events.lakehouse.data.staging import StagedFile, file_system
+from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.table_properties import constraints_of
 from game_events.lakehouse.tables import Table
@@ -65,8 +65,8 @@ def broken_in(table: Table, handle: DeltaTable, files: Sequence[StagedFile]) -> 
     broken = dict[str, Broken]()
     for name in constraints.not_null:
         for file in files:
-            if file.path not in broken and (nulls := _nulls(table, file, name)):
-                broken[file.path] = Broken(f"NOT NULL of column {name}", nulls, _example(table, file, name))
+            if file.path not in broken and (nulls := _nulls(table, handle, file, name)):
+                broken[file.path] = Broken(f"NOT NULL of column {name}", nulls, _example(table, handle, file, name))
     if constraints.checks:
         # Hardly any table has them, and PySpark is slow to load.
         from game_events.lakehouse.data.spark_constraints import evaluated  # noqa: PLC0415
@@ -79,26 +79,25 @@ def broken_in(table: Table, handle: DeltaTable, files: Sequence[StagedFile]) -> 
     return broken
 
 
-def _nulls(table: Table, file: StagedFile, column: str) -> int:
+def _nulls(table: Table, handle: DeltaTable, file: StagedFile, column: str) -> int:
     """NULLs of a column in a file, by its statistics; or by its values, where it has none."""
     if column == table.by:  # the folder says it
         return 0
     count = json.loads(file.stats)["nullCount"].get(column)
-    return int(count) if count is not None else int(_read(table, file, [column]).column(column).null_count)
+    if count is not None:
+        return int(count)
+    return sum(rows.column(column).null_count for rows in _read(table, handle, file, column))
 
 
-def _read(table: Table, file: StagedFile, columns: Sequence[str]) -> pa.Table:
-    system, prefix = file_system(table)
-    rows = pq.read_table(prefix + file.path, columns=list(columns), filesystem=system, partitioning=None)
-    for name in columns:
-        if name not in rows.column_names:
-            rows = rows.append_column(name, pa.nulls(rows.num_rows))
-    return rows
+def _read(table: Table, handle: DeltaTable, file: StagedFile, column: str) -> Iterator[pa.Table]:
+    """A column, and where the rows come from."""
+    wanted = pa.schema([f.with_nullable(True) for f in pa.schema(handle.schema()) if f.name in (column, *PLACE)])
+    return read_parts(table, wanted, [file.path])
 
 
-def _example(table: Table, file: StagedFile, column: str) -> str:
-    rows = _read(table, file, [column, *PLACE])
-    return in_words(rows.filter(rows.column(column).is_null()).slice(0, 1).select(list(PLACE)).to_pylist()[0])
+def _example(table: Table, handle: DeltaTable, file: StagedFile, column: str) -> str:
+    with_null = (rows.filter(rows.column(column).is_null()) for rows in _read(table, handle, file, column))
+    return next((in_words(rows.slice(0, 1).to_pylist()[0]) for rows in with_null if rows.num_rows), in_words({}))
 
 
 def in_words(row: dict[str, object]) -> str:

@@ -525,8 +525,13 @@ def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
 @lru_cache
 def _columns_with_statistics(paths: tuple[str, ...], person: str | None) -> list[tuple[int, str, bool]]:
     """The first flat columns of a file with these Parquet columns: index, name, and whether bounds may be noted."""
-    flat = [(index, path, not is_person(path, person)) for index, path in enumerate(paths) if "." not in path]
+    flat = [(i, path, not is_person(path, person)) for i, path in enumerate(paths) if "." not in path and not _is_hidden(path)]
     return flat[:STATISTICS_COLUMNS]
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a column is none of the table: of row tracking, by the names that Delta gives them."""
+    return path.startswith(("_row-id-col-", "_row-commit-version-col-"))
 
 
 def _plain(value: object) -> str | int | bool | None:
