@@ -177,7 +177,9 @@ def test_a_constraint_that_spark_cannot_evaluate_any_more_lets_nothing_in(table:
 @pytest.mark.parametrize(
     "alter",
     [
-        lambda spark, table: altered(table, features=["rowTracking", "v2Checkpoint", "domainMetadata"], reader=["v2Checkpoint"]),
+        lambda spark, table: altered(
+            table, features=["rowTracking", "v2Checkpoint", "domainMetadata"], reader=["v2Checkpoint"]
+        ),
         lambda spark, table: spark.sql(f"ALTER TABLE delta.`{table.uri}` SET TBLPROPERTIES ('delta.appendOnly' = 'true')"),
     ],
     ids=["numbers in checkpoints of the second version", "append only"],

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.entries import read_state
 from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.tables import Lakehouse, Table, paths
+from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table, gold_name, paths, silver_name
+from game_events.pipeline.maintenance import maintain
+from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
+from game_events_tests.support.model.world import World
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, numbers, plan
 
 NUMBERED = {
@@ -103,7 +107,7 @@ def assert_all_versions_read(table: Table) -> None:
         DeltaTable(table.uri, version=version).schema()
 
 
-def numbered(table: Table) -> None:
+def numbered(table: Table, how: Mapping[str, Any] = NUMBERED) -> None:
     """Row tracking as Spark sets it: the files that are there are added again, with numbers."""
     handle = DeltaTable(table.uri)
     version = handle.version() + 1
@@ -115,7 +119,9 @@ def numbered(table: Table) -> None:
         action["add"] |= {"baseRowId": next_row, "defaultRowCommitVersion": version}
         next_row += json.loads(action["add"]["stats"])["numRecords"]
     mark = {"domain": "delta.rowTracking", "configuration": json.dumps({"rowIdHighWaterMark": next_row - 1}), "removed": False}
-    altered(table, **NUMBERED, actions=[*again, {"domainMetadata": mark}])
+    by = clustered(handle.schema().fields[-1].name)["actions"] if "clustering" in how["features"] else ()
+    domains = [{"domainMetadata": mark}, *by]
+    altered(table, **how, actions=[*again, *domains])
 
 
 def row_ids(table: Table) -> dict[int, tuple[int, int]]:
@@ -269,3 +275,76 @@ def test_a_table_without_features_is_written_without_looking_at_its_log(table: T
     monkeypatch.setattr("game_events.lakehouse.commits.log.completed", None)
     commit(plan(table, [1], 1, 2))
     assert numbers(table) == [1]
+
+
+# --- runs
+
+
+ALL = {
+    "features": ["rowTracking", "domainMetadata", "inCommitTimestamp", "clustering"],
+    "properties": {**NUMBERED["properties"], **TIMED["properties"]},
+}
+KEYS = ("bronze_events", "quarantine_events", silver_name("rummy"), gold_name("rummy"), UNIFIED, "progress")
+
+
+@pytest.mark.parametrize("layout", ["tables", "partitioned"])
+def test_runs_maintenance_and_replacements_go_on_with_every_feature_in_every_table(layout: str) -> None:
+    world = World(layout)
+    try:
+        world.records_come([("rummy", "a", 1, 1), ("spades", "b", 3, 1), ("uno", "c", 1, 1)])
+        world.work()
+        names = KEYS if layout == "tables" else ("bronze_events", "silver_events", "gold_unified_player_agg")
+        made = [table for table in map(Lakehouse(world.folder).table, names) if Path(table.uri).is_dir()]
+        for table in made:
+            numbered(table, ALL)
+        world.records_come([("rummy", "a", 5, 1), ("rummy", "d", 6, 2), ("spades", "b", 5, 1)], newer=True)
+        assert not world.work().errors
+        report = RunReport()
+        maintain(world.pipeline(), report)
+        assert [done.error for done in report.maintenance.values() if done.error] == []
+        world.records_come([("rummy", "a", 7, 1)])
+        assert not world.work().errors
+        world.assert_settled()
+        for table in made:
+            assert_followed(table)
+    finally:
+        world.close()
+
+
+def assert_followed(table: Table) -> None:
+    """Every entry since the features came has a later time, and numbers that no other row has had."""
+    handle = DeltaTable(table.uri)
+    assert {"rowTracking", "inCommitTimestamp", "clustering"} <= set(handle.protocol().writer_features or ())
+    log = Path(table.uri, "_delta_log")
+    entries = {
+        version: entry(table, version) for version in range(handle.version() + 1) if Path(log, f"{version:020}.json").exists()
+    }
+    first = next(version for version, actions in entries.items() if any("protocol" in a for a in actions) and version)
+    times = [entries[version][0]["commitInfo"]["inCommitTimestamp"] for version in entries if version >= first]
+    assert times == sorted(set(times))
+    files = {f["path"]: f for version in entries if version >= first for f in added(table, version)}
+    taken = sorted((f["baseRowId"], f["baseRowId"] + json.loads(f["stats"])["numRecords"]) for f in files.values())
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(taken)), table.name
+    state = read_state(table.uri, handle.version())
+    assert state.next_row >= max((end for _, end in taken), default=0)
+    assert len(state.clustering_columns) == 1
+    assert state.files.keys() == set(paths(handle))
+
+
+def test_a_game_whose_rows_break_a_constraint_fails_alone_and_goes_on_without_it() -> None:
+    world = World()
+    try:
+        world.records_come([("rummy", "a", 1, 1), ("spades", "b", 3, 1), ("uno", "c", 1, 1)])
+        world.work()
+        table = Lakehouse(world.folder).silver("rummy")
+        altered(table, change=not_null("_schema_guid"))
+        world.records_come([("rummy", "a", 5, 1), ("spades", "b", 5, 1)])
+        report = world.work()
+        assert {e.game for e in report.errors} == {"rummy"}
+        assert all("break NOT NULL of column _schema_guid of the table, e.g. offset " in e.error for e in report.errors)
+        assert numbers(Lakehouse(world.folder).silver("spades")) == [3, 5]
+        altered(table, change=lambda schema: [f.update(nullable=True) for f in schema["fields"]])
+        assert not world.work().errors
+        world.assert_settled()
+    finally:
+        world.close()
