@@ -17,7 +17,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events_tests.support.altered_tables import altered, not_null
+from game_events_tests.support.altered_tables import altered
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, numbers, plan
 
 ALTERS = {
@@ -177,9 +177,7 @@ def test_a_constraint_that_spark_cannot_evaluate_any_more_lets_nothing_in(table:
 @pytest.mark.parametrize(
     "alter",
     [
-        lambda spark, table: altered(
-            table, features=["rowTracking", "v2Checkpoint", "domainMetadata"], reader=["v2Checkpoint"]
-        ),
+        lambda _, table: altered(table, features=["rowTracking", "v2Checkpoint", "domainMetadata"], reader=["v2Checkpoint"]),
         lambda spark, table: spark.sql(f"ALTER TABLE delta.`{table.uri}` SET TBLPROPERTIES ('delta.appendOnly' = 'true')"),
     ],
     ids=["numbers in checkpoints of the second version", "append only"],
