@@ -131,12 +131,15 @@ class Asked:
     clustered: bool
 
 
-def asked_of(handle: DeltaTable) -> Asked | None:
-    """What is asked of entries that only this module writes; None: delta-rs can write all."""
-    features = frozenset(handle.protocol().writer_features or ())
+def asked_of(handle: DeltaTable, more: Collection[str] = (), more_properties: Mapping[str, str] | None = None) -> Asked | None:
+    """What is asked of entries that only this module writes; None: delta-rs can write all.
+
+    `more`: features, and properties, that the table is about to get.
+    """
+    features = {*(handle.protocol().writer_features or ()), *more}
     if features.isdisjoint(FOLLOWED):
         return None
-    properties = handle.metadata().configuration
+    properties = {**handle.metadata().configuration, **(more_properties or {})}
     ids = "rowTracking" in features and not _is_true(properties, "delta.rowTrackingSuspended")
     columns = [properties.get(f"{_ROW_TRACKING}.materialized{name}ColumnName") for name in ("RowId", "RowCommitVersion")]
     kept = ids and _is_true(properties, "delta.enableRowTracking") and all(columns)
@@ -157,11 +160,12 @@ class LogState:
     """What no reader tells of a version.
 
     `domains`: name -> configuration. `files`: path of each file -> number of its first row, and the version that it came with;
-    None: it has none.
+    None: it has none. `adds`: path -> the whole action that added it, if that is wanted.
     """
 
     domains: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    adds: dict[str, Action] = field(default_factory=dict)
 
     @property
     def next_row(self) -> int:
@@ -182,12 +186,16 @@ class LogState:
                 self.domains[domain["domain"]] = json.loads(domain["configuration"] or "{}")
         elif (file := action.get("add")) is not None:
             self.files[unquote(file["path"])] = file.get("baseRowId"), file.get("defaultRowCommitVersion")
+            self.adds[unquote(file["path"])] = file
         elif (file := action.get("remove")) is not None:
             self.files.pop(unquote(file["path"]), None)
+            self.adds.pop(unquote(file["path"]), None)
 
 
-def read_state(uri: str, version: int) -> LogState:
+def read_state(uri: str, version: int, *, whole: bool = False) -> LogState:
     """The state of a version of a local table, from its newest checkpoint and the entries after it.
+
+    `whole`: `adds` have all that the log says of a file.
 
     Raises:
         DataError: an entry is missing.
@@ -197,7 +205,7 @@ def read_state(uri: str, version: int) -> LogState:
     begin, checkpoint = newest_checkpoint((file.name for file in log.iterdir()), version)
     try:
         for name in checkpoint:
-            for action in _checkpointed(log / name):
+            for action in _checkpointed(log / name, whole=whole):
                 state.add(action)
         for number in range(begin + 1, version + 1):
             for line in Path(uri, path_of(number)).read_bytes().splitlines():
@@ -208,16 +216,16 @@ def read_state(uri: str, version: int) -> LogState:
     return state
 
 
-def _checkpointed(path: Path) -> Iterator[Action]:
+def _checkpointed(path: Path, *, whole: bool) -> Iterator[Action]:
     # Parquet's reader is slow to load, and not every process needs it.
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     file = pq.ParquetFile(path)
-    leaves = (f"add.{name}" for name in ("path", "baseRowId", "defaultRowCommitVersion"))
+    leaves = ["add"] if whole else [f"add.{name}" for name in ("path", "baseRowId", "defaultRowCommitVersion")]
     for batch in file.iter_batches(columns=[*leaves, "domainMetadata"]):
-        for row in batch.to_pylist():
+        for row in batch.to_pylist(maps_as_pydicts="strict"):
             if (row.get("add") or {}).get("path") is not None:
-                yield {"add": row["add"]}
+                yield {"add": {key: value for key, value in row["add"].items() if value is not None}}
             elif (row.get("domainMetadata") or {}).get("domain") is not None:
                 yield {"domainMetadata": row["domainMetadata"]}
 
@@ -297,11 +305,11 @@ class OwnAlterer(TableAlterer):
     What delta-rs' own has, as far as this project uses it.
     """
 
-    def __init__(self, uri: str, handle: DeltaTable, asked: Asked, require: Callable[[], None]) -> None:
+    def __init__(self, uri: str, handle: DeltaTable, require: Callable[[], None]) -> None:
         """Begins after the version of a handle; `require`: raises if that version is gone."""
         metadata = handle.metadata()
         self._uri = uri
-        self._asked = asked
+        self._asked = asked_of(handle)
         self._require = require
         self._version = handle.version()
         self._protocol = handle.protocol()
@@ -316,8 +324,9 @@ class OwnAlterer(TableAlterer):
             "configuration": dict(metadata.configuration),
         }
 
-    def metadata_action(self) -> Action:
-        """The table's metadata as an action."""
+    def metadata_action(self, properties: Mapping[str, str] | None = None) -> Action:
+        """The table's metadata as an action, with further properties."""
+        self._metadata["configuration"].update(properties or {})
         return {"metaData": self._metadata | {"schemaString": json.dumps(self._schema, separators=(",", ":"))}}
 
     def with_columns(self, schema: str) -> OwnAlterer:
@@ -360,8 +369,8 @@ class OwnAlterer(TableAlterer):
     def _write(self, operation: str, *actions: Action) -> None:
         info = {"timestamp": now_ms(), "operation": operation, "operationParameters": {}, "engineInfo": "game_events"}
         entry = [{"commitInfo": info}, *(actions or (self.metadata_action(),))]
-        content = content_of(completed(self._uri, self._version, self._asked, entry))
-        linked(self._uri, self._version + 1, content, self._require)
+        complete = completed(self._uri, self._version, self._asked, entry) if self._asked is not None else entry
+        linked(self._uri, self._version + 1, content_of(complete), self._require)
         self._version += 1
         self._require = _nothing
 

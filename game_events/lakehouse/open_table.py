@@ -259,9 +259,8 @@ class OpenTable(DeltaTable):
 
         By delta-rs, or by this project where delta-rs writes nothing (`entries`).
         """
-        asked = of_columns(self, asked_of) if self.store is None else None
-        if asked is not None:
-            return OwnAlterer(self.uri, self, asked, self.require_same)
+        if self.store is None and of_columns(self, asked_of) is not None:
+            return OwnAlterer(self.uri, self, self.require_same)
         changed = DeltaTable.__new__(DeltaTable)
         with self._alone:
             changed._table = self._table

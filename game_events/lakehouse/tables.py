@@ -248,6 +248,7 @@ class Table:
         sizes: what is read and written at a time.
         by: column by which the table is partitioned, if each of its parts is used as the table of a game.
         part: a game: this is its part of such a table, and handles are `Part`; None: it is a whole table.
+        features: Delta's features that the table is to have (`commits.enabling`).
     """
 
     name: str
@@ -262,6 +263,7 @@ class Table:
     sizes: Sizes = field(default_factory=Sizes)
     by: str | None = None
     part: str | None = None
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -433,6 +435,8 @@ class Lakehouse:
         self.time = ""
         #: Whether games have silver tables for each message type.
         self.per_type = False
+        #: Delta's features that tables are to have.
+        self.features: tuple[str, ...] = ()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -455,6 +459,7 @@ class Lakehouse:
         lakehouse.entity = settings.entity_column
         lakehouse.time = settings.time_column
         lakehouse.per_type = settings.type_tables is not None
+        lakehouse.features = settings.table_features
         return lakehouse
 
     def __getstate__(self) -> dict[str, Any]:
@@ -497,7 +502,8 @@ class Lakehouse:
         name = self.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
         where = name, f"{self.root}/{name}", self.options
-        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes)
+        of_all = self.person, key, owners, tags, self.read_only, self.retention, self.sizes
+        return Table(*where, *of_all, features=self.features)
 
     def name_of(self, key: str) -> str:
         """The name of the table of a key."""

@@ -17,6 +17,7 @@ from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import unchecked_restore
@@ -34,6 +35,7 @@ from game_events.lakehouse.maintenance import (
     renew,
     small_files,
 )
+from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import is_derived
 from game_events.lakehouse.tables import (
     EVENT_LOG,
@@ -176,6 +178,8 @@ def _tidy(
     """
     table = known.table
     if table.retention.apply(table.key, handle):
+        handle = table.open() or handle
+    if isinstance(handle, OpenTable) and enable(table, handle):
         handle = table.open() or handle
     groups = _groups_of(table, handle, goal)
     order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()

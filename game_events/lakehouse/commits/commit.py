@@ -19,6 +19,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.enabling import enable, lacking
 from game_events.lakehouse.commits.evolution import CommitOutcome, evolve, new_mark, outcome_of, same_columns, with_features
 from game_events.lakehouse.commits.log import Changes, TableLog, make_table, write_version
 from game_events.lakehouse.commits.transactions import (
@@ -358,6 +359,8 @@ def _landed(plan: Commit, following: _Following) -> Landed:
     """
     try:
         handle = following()
+        if handle is not None and plan.table_id is None and lacking(plan.table, handle):
+            handle = _enabled(plan.table, handle)
         if handle is None:
             raise DataError(
                 f"the table was deleted right after the commit; another program deletes files below {plan.table.uri}"
@@ -368,6 +371,15 @@ def _landed(plan: Commit, following: _Following) -> Landed:
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
             "says how far it is"
         ) from error
+
+
+def _enabled(table: Table, handle: OpenTable) -> OpenTable | None:
+    """A table that was just made, with the features that it is to have."""
+    try:
+        enable(table, handle)
+    except (CommitFailedError, OSError) as error:  # a concurrent commit: maintenance does it
+        log.info("table=%s features_not_set=true cause=%s", table.name, type(error).__name__)
+    return table.open_to_read()
 
 
 def landed_of(plan: Commit, handle: OpenTable) -> Landed:

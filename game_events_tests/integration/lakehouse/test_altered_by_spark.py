@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import Lakehouse, Table
@@ -83,6 +85,24 @@ def test_a_table_that_spark_has_altered_is_written_on_by_both(table: Table, spar
     after = DeltaTable(table.uri).protocol().writer_features
     assert set(before or ()) <= set(after or before or ())
     assert spark.sql(f"DESCRIBE HISTORY delta.`{table.uri}`").count() == DeltaTable(table.uri).version() + 1
+
+
+def test_spark_takes_the_features_of_the_setting_as_its_own(table: Table, spark: SparkSession) -> None:
+    commit(plan(table, [1], 1, 2))
+    wanted = replace(table, features=("changeDataFeed", "inCommitTimestamp", "rowTracking"))
+    assert enable(wanted, wanted.open())
+    first = DeltaTable(table.uri).version() + 1
+    before = by_spark(spark, table, NUMBERED)
+    assert [(n, number) for n, number, _ in before] == [(0, 0), (1, 1)]
+    commit(plan(table, [2], 2, 3))
+    compacted(table)
+    spark.sql(f"INSERT INTO delta.`{table.uri}` VALUES (3, '3')")
+    spark.sql(f"UPDATE delta.`{table.uri}` SET s = 'x' WHERE n = 1")
+    after = by_spark(spark, table, NUMBERED)
+    assert [(n, number) for n, number, _ in after][:3] == [(0, 0), (1, 1), (2, 2)]
+    changes = f"SELECT n, _change_type FROM table_changes_by_path('{table.uri}', {first}, {first + 2})"
+    assert by_spark(spark, table, changes) == [(2, "insert"), (3, "insert")]
+    assert_both_read(spark, table, [0, 1, 2, 3])
 
 
 def test_rows_keep_their_number_and_version_for_spark(table: Table, spark: SparkSession) -> None:

@@ -14,8 +14,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.governance.run import erase
 from game_events_tests.conftest import MakePipeline, MakeSettings
-from game_events_tests.support.worlds.quality import SCHEMA, Event, send_events
-from game_events_tests.support.worlds.topic import register
+from game_events_tests.support.worlds.quality import Event, send_events
 
 GONE, STAYS = "gamer-to-forget", "gamer-who-stays"
 FEATURES = "SET TBLPROPERTIES ('delta.enableRowTracking' = 'true', 'delta.enableInCommitTimestamps' = 'true')"
@@ -40,7 +39,6 @@ def test_altered_tables_of_each_layer_go_through_runs_maintenance_and_erasure(
     make_settings: MakeSettings, make_pipeline: MakePipeline, spark: SparkSession
 ) -> None:
     settings = make_settings(erasure_key="a key of the tests, long enough")
-    register(settings, SCHEMA)
     wave(settings, 1)
     refresh(make_pipeline(settings))
     tables = {key: Lakehouse(settings.lakehouse).table(key) for key in ALTERS}

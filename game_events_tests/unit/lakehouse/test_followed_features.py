@@ -1,7 +1,8 @@
 """Features that somebody else has given a table go on being true of what is written to it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.entries import read_state
 from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
@@ -124,7 +126,9 @@ def numbered(table: Table, how: Mapping[str, Any] = NUMBERED) -> None:
     altered(table, **how, actions=[*again, *domains])
 
 
-def row_ids(table: Table) -> dict[int, tuple[int, int]]:
+def row_ids(
+    table: Table, columns: Sequence[str] = ("_row-id-col-1", "_row-commit-version-col-1")
+) -> dict[int, tuple[int, int]]:
     """Number in a row -> its stable id and version, as the protocol says that readers find them."""
 
     handle = DeltaTable(table.uri)
@@ -135,8 +139,7 @@ def row_ids(table: Table) -> dict[int, tuple[int, int]]:
         assert base is not None and since is not None, path
         rows = pq.read_table(Path(table.uri, path), partitioning=None).to_pylist()
         for place, row in enumerate(rows):
-            own = row.get("_row-id-col-1")
-            version = row.get("_row-commit-version-col-1")
+            own, version = map(row.get, columns)
             found[row["n"]] = (base + place if own is None else own, since if version is None else version)
     return found
 
@@ -348,3 +351,94 @@ def test_a_game_whose_rows_break_a_constraint_fails_alone_and_goes_on_without_it
         world.assert_settled()
     finally:
         world.close()
+
+
+# --- the setting
+
+
+WANTED = ("changeDataFeed", "inCommitTimestamp", "rowTracking")
+
+
+def test_tables_get_the_features_of_the_setting_when_they_are_made_and_keep_their_rows(tmp_path: Path) -> None:
+    table = replace(Lakehouse(str(tmp_path)).silver("uno"), features=WANTED)
+    commit(plan(table, [1, 2], None, 1))
+    commit(plan(table, [3], 1, 2))
+    assert_turned_on(table)
+    assert numbers(table) == [1, 2, 3]
+    assert {n: number for n, (number, _) in numbered_rows(table).items()} == {1: 0, 2: 1, 3: 2}
+    assert DeltaTable(table.uri).version() == 2, "one entry for all of them"
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_maintenance_gives_them_to_an_older_table_once(table: Table, *, checkpointed: bool) -> None:
+    commit(plan(table, [1, 2], 1, 2))
+    if checkpointed:
+        DeltaTable(table.uri).create_checkpoint()
+    wanted = replace(table, features=WANTED)
+    assert enable(wanted, wanted.open()) is True
+    assert enable(wanted, wanted.open()) is False
+    assert_turned_on(table)
+    commit(plan(table, [3], 2, 3))
+    compacted(wanted)
+    assert {n: number for n, (number, _) in numbered_rows(table).items()} == {1: 0, 2: 1, 3: 2}
+    assert numbers(table) == [1, 2, 3]
+    properties = DeltaTable(table.uri).metadata().configuration
+    assert properties["delta.inCommitTimestampEnablementVersion"] == "2"
+    assert (
+        int(properties["delta.inCommitTimestampEnablementTimestamp"]) == entry(table, 2)[0]["commitInfo"]["inCommitTimestamp"]
+    )
+
+
+def test_a_table_that_gets_its_times_later_keeps_its_other_features(table: Table) -> None:
+    altered(table, features=["checkConstraints", "timestampNtz"], reader=["timestampNtz"])
+    wanted = replace(table, features=("inCommitTimestamp",))
+    enable(wanted, wanted.open())
+    protocol = DeltaTable(table.uri).protocol()
+    assert set(protocol.writer_features) == {
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "timestampNtz",
+        "inCommitTimestamp",
+    }
+    assert protocol.reader_features == ["timestampNtz"]
+
+
+def test_runs_and_maintenance_go_on_with_the_setting() -> None:
+    world = World()
+    try:
+        world.records_come([("rummy", "a", 1, 1), ("spades", "b", 3, 1), ("uno", "c", 1, 1)])
+        world.work()
+        pipeline = world.pipeline()
+        pipeline.lakehouse.features = WANTED
+        report = RunReport()
+        maintain(pipeline, report)
+        assert [done.error for done in report.maintenance.values() if done.error] == []
+        world.records_come([("rummy", "a", 5, 1), ("spades", "b", 5, 1)], newer=True)
+        assert not world.work().errors
+        world.assert_settled()
+        for key in ("bronze_events", silver_name("rummy"), gold_name("rummy"), UNIFIED):
+            assert_turned_on(Lakehouse(world.folder).table(key))
+        assert not DeltaTable(Lakehouse(world.folder).table("progress").uri).protocol().writer_features
+    finally:
+        world.close()
+
+
+def assert_turned_on(table: Table) -> None:
+    """All features of the setting are on, and of readers nothing is asked."""
+    handle = DeltaTable(table.uri)
+    assert {*WANTED, "domainMetadata"} <= set(handle.protocol().writer_features or ())
+    assert handle.protocol().min_reader_version == 1
+    on = ("enableChangeDataFeed", "enableInCommitTimestamps", "enableRowTracking")
+    assert all(handle.metadata().configuration[f"delta.{key}"] == "true" for key in on)
+
+
+def compacted(table: Table) -> None:
+    for group in small_files(table, table.open(), FULL_GOAL):
+        join_files(table, table.open(), group)
+
+
+def numbered_rows(table: Table) -> dict[int, tuple[int, int]]:
+    """As `row_ids`, by the names of the columns that the table has."""
+    names = DeltaTable(table.uri).metadata().configuration
+    return row_ids(table, [names[f"delta.rowTracking.materialized{what}ColumnName"] for what in ("RowId", "RowCommitVersion")])
