@@ -502,8 +502,8 @@ class Lakehouse:
         name = self.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
         where = name, f"{self.root}/{name}", self.options
-        of_all = self.person, key, owners, tags, self.read_only, self.retention, self.sizes
-        return Table(*where, *of_all, features=self.features)
+        table = Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes)
+        return replace(table, features=self.features) if self.features else table
 
     def name_of(self, key: str) -> str:
         """The name of the table of a key."""
