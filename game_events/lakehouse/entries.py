@@ -263,8 +263,9 @@ def _require_statistics(uri: str, columns: Collection[str], added: Sequence[Acti
         if lacking:
             raise DataError(
                 f"table {uri} is clustered by {', '.join(lacking)}, of which new files have no statistics: they have them of "
-                "the first 32 columns that are neither structs, lists nor maps. Nothing was written. To go on, cluster the "
-                f"table by others: ALTER TABLE delta.`{uri}` CLUSTER BY (...) (docs/maintenance.md)"
+                "the first 32 columns that are neither structs, lists nor maps. Nothing was written. To go on, name the "
+                "columns in GAME_EVENTS_STATISTICS_COLUMNS, or cluster the table by others: "
+                f"ALTER TABLE delta.`{uri}` CLUSTER BY (...) (docs/maintenance.md)"
             )
 
 
