@@ -159,7 +159,7 @@ def _features(handle: DeltaTable) -> Iterator[Unsupported]:
             where = " in an object store" if name in FOLLOWED else ""
             yield Unsupported(f"the table feature {name}{where}", first)
     if {"rowTracking", "v2Checkpoint"} <= set(listed) and is_local:
-        yield Unsupported("the table features rowTracking and v2Checkpoint together", "DROP FEATURE v2Checkpoint")
+        yield Unsupported("the table features rowTracking and v2Checkpoint together", "DROP FEATURE rowTracking")
 
 
 def _of_type(kind: Mapping[str, Any] | str, path: str) -> Iterator[Unsupported]:

@@ -45,7 +45,7 @@ GENERATED = with_metadata("n", delta_generationExpression="1")
 FOREIGN = [
     (
         {"features": ["rowTracking", "domainMetadata", "v2Checkpoint"], "reader": ["v2Checkpoint"]},
-        "DROP FEATURE v2Checkpoint",
+        "DROP FEATURE rowTracking",
     ),
     (
         {"features": ["typeWidening"], "reader": ["typeWidening"], "change": with_metadata("n", delta_typeChanges=[])},
