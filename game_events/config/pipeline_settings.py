@@ -41,6 +41,11 @@ def split_names(value: str) -> tuple[str, ...]:
 
 #: ``a, b`` in the environment, or a list in YAML.
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
+TableFeatures = Annotated[
+    tuple[Literal["changeDataFeed", "inCommitTimestamp", "rowTracking"], ...],
+    NoDecode,
+    BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v),
+]
 Choice = Literal["quarantine", "null"]
 
 
@@ -245,10 +250,21 @@ class TableSettings(SettingsGroup):
     """the same for gold, the unified table and `progress`"""
     orphan_retention_h: float = Field(168, ge=1)
     """hours that files are kept which no commit names (left by crashes)"""
+    table_features: TableFeatures = ()
+    """Delta's features that local tables get when they are made, older ones by maintenance; tables keep them without the
+    setting, too (docs/maintenance.md)"""
 
     # --- full refresh (docs/refresh.md)
     allow_bronze_full_refresh: bool = False
     """whether a full refresh may replace bronze; records that Kafka has expired are lost by it"""
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> Self:
+        if self.table_features and "://" in self.lakehouse:
+            raise ValueError(
+                "GAME_EVENTS_TABLE_FEATURES needs a local lakehouse: delta-rs, which commits to object stores, has none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _types_fit(self) -> Self:

@@ -29,7 +29,7 @@ from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
 from game_events.lakehouse.commits.versions import OldVersions
 from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, days_of_files, has_days
-from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.row_ids import read_with_ids, row_ids
 from game_events.lakehouse.data.staging import (
     StagedFile,
     StagedWriter,
@@ -199,10 +199,12 @@ def written_again(
     table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = (), make: MakeWriter = _plain_writer
 ) -> list[StagedFile]:
     """The rows of files of one partition in new files of that."""
+    ids = row_ids(table, handle)
     schema = columns_in_files(handle)
+    schema = schema if ids is None else pa.schema([*schema, *ids.fields])
     writer = make(table, schema, folder_of(paths[0]))
     try:
-        read = read_parts(table, schema, paths, BATCH_ROWS)
+        read = read_with_ids(table, schema, paths, BATCH_ROWS, ids)
         for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
             writer.write(rows, size)
         return writer.close()

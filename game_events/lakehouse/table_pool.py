@@ -21,14 +21,8 @@ from typing import Any
 import msgspec
 from deltalake import DeltaTable
 
-from game_events.lakehouse.open_table import (
-    KnownVersion,
-    OpenTable,
-    TableMetadata,
-    entry_of,
-    identity_of,
-    path_of,
-)
+from game_events.lakehouse.entries import identity_of, path_of
+from game_events.lakehouse.open_table import KnownVersion, OpenTable, TableMetadata, entry_of
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.tables import OWN_TABLES, Table
 

@@ -21,6 +21,7 @@ from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.transactions import unchecked_restore
 from game_events.lakehouse.commits.versions import OldVersions, delete_files
@@ -47,6 +48,7 @@ from game_events.lakehouse.maintenance import (
     renew,
     small_files,
 )
+from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import INDEXED, indexed_up_to, is_derived
 from game_events.lakehouse.tables import (
     EVENT_LOG,
@@ -215,6 +217,8 @@ def _tidy(
     `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too. `layout`: as of `maintain`.
     """
     if table.retention.apply(table.key, handle, _properties(table, handle)):
+        handle = table.open() or handle
+    if isinstance(handle, OpenTable) and enable(table, handle):
         handle = table.open() or handle
     order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()
     if table.file_layout != NO_LAYOUT:

@@ -14,15 +14,14 @@ Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Add File a
 """
 
 import json
-import os
 import re
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -32,18 +31,8 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from game_events.errors import DataError
 from game_events.lakehouse.data.staging import StagedFile, file_system, partition_of
-from game_events.lakehouse.open_table import (
-    PLAIN_WRITER,
-    UNFINISHED,
-    Entry,
-    KnownVersion,
-    OpenTable,
-    TableMetadata,
-    entry_of,
-    identity_of,
-    of_columns,
-    path_of,
-)
+from game_events.lakehouse.entries import OwnAlterer, asked_of, completed, content_of, linked, now_ms, path_of
+from game_events.lakehouse.open_table import PLAIN_WRITER, Entry, KnownVersion, OpenTable, TableMetadata, of_columns
 from game_events.lakehouse.parts import read_transactions
 from game_events.lakehouse.table_properties import INDEXED, INDEXED_COLUMNS, KEEP_LOG, PROPERTIES, indexed_up_to
 from game_events.lakehouse.tables import Table
@@ -132,6 +121,8 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
     """
     if table.is_local and isinstance(handle, OpenTable) and of_columns(handle, _is_plain) and _are_plain(changes):
         return _append(table, handle, _actions(changes, _WRITE))
+    if table.is_local and isinstance(handle, OpenTable) and (asked := of_columns(handle, asked_of)) is not None:
+        return _append(table, handle, completed(table.uri, handle.version(), asked, _all_actions(handle, changes)))
     actions: list[AddAction | RemoveAction] = [*changes.added]
     for path, size in changes.removed.items():  # readers of a change feed need the bytes; the time: as in `_actions`
         actions.append(RemoveAction(path, not changes.same_rows, 0, size, dict(partition_of(path))))
@@ -161,7 +152,7 @@ def make_table(
     properties = {INDEXED: str(INDEXED_COLUMNS), **table.retention.properties(table.key), **more}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
         text = columns.to_json()
-        metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
+        metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), now_ms(), properties)
         commit, *others = _actions(changes, _CREATE)
         entry = _begin(table, [commit, *metadata.actions(), *others], has_files=bool(changes.files))
         files = tuple(file.data_file() for file in changes.files)
@@ -211,7 +202,7 @@ def _are_plain(changes: Changes) -> bool:
 
 def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entry's actions; readers of a version look for its information in the first one."""
-    now = _now_ms()
+    now = now_ms()
     rows_change = not changes.same_rows
     info = {"timestamp": now, **operation, "engineInfo": "game_events"}
     yield {"commitInfo": info | dict(changes.info)}
@@ -235,9 +226,23 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
         yield {"txn": {"appId": app, "version": to}}
 
 
+def _all_actions(handle: OpenTable, changes: Changes) -> list[dict[str, Any]]:
+    """The same for a table that delta-rs does not write, with new columns if there are any."""
+    if not _are_plain(replace(changes, columns=None)):
+        raise CommitFailedError(f"{handle.uri} has table features that delta-rs does not write, and odd paths, or numbers")
+    if changes.columns is None:
+        return list(_actions(changes, _WRITE))
+    everything = {unquote(file.path): file.size for file in handle.files()}
+    commit, *others = _actions(replace(changes, removed=everything, columns=None), _WRITE)
+    alter = handle.alter
+    if not isinstance(alter, OwnAlterer):
+        raise TypeError(f"{handle.uri} is altered by delta-rs")
+    return [commit, alter.with_columns(changes.columns.to_json()).metadata_action(), *others]
+
+
 def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
     """Make the actions the first entry of a log; `has_files`: in the table's folder, unless somebody has deleted it since."""
-    content = _content(actions)
+    content = content_of(actions)
     log = Path(table.uri, path_of(0)).parent
     log.mkdir(parents=not has_files, exist_ok=True)
 
@@ -246,56 +251,12 @@ def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) 
         if any(file.name == "_last_checkpoint" or _OF_VERSION.match(file.name) for file in log.iterdir()):
             raise CommitFailedError(f"{table.uri} already exists")
 
-    return _linked(table, 0, content, require_none)
+    return linked(table.uri, 0, content, require_none)
 
 
 def _append(table: Table, handle: OpenTable, actions: Iterable[dict[str, Any]]) -> Entry:
     """Make the actions the entry after a handle's."""
-    version = handle.version()
-
-    def require_same() -> None:
-        # In a table that was made again the entry would leave a gap, and no reader could open it.
-        if handle.entry is not None and handle.entry != entry_of(table.uri, None, version):
-            raise CommitFailedError(f"version {version} of {table.uri} is gone: was the table deleted, or made again?")
-
-    return _linked(table, version + 1, _content(actions), require_same)
-
-
-def _content(actions: Iterable[dict[str, Any]]) -> bytes:
-    """An entry.
-
-    Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which no
-    reader could read from then on.
-    """
-    return "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions).encode()
-
-
-def _linked(table: Table, version: int, content: bytes, require: Callable[[], None]) -> Entry:
-    """Make a text a version's entry, whole or not at all: a hard link fails if the name is there.
-
-    `require`: raises if the entry must not be made. Asked once the file to be linked is there: whoever deletes the table from
-    then on deletes it, too, and the link fails.
-
-    A crash may leave the file that is linked: readers skip its name, and maintenance deletes it.
-    """
-    entry = Path(table.uri, path_of(version))
-    written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
-    try:
-        with written.open("xb") as file:
-            file.write(content)
-            file.flush()
-            identity = identity_of(os.fstat(file.fileno()))
-        require()
-        os.link(written, entry)
-    except FileExistsError as error:
-        raise CommitFailedError(f"version {version} of {table.uri} already exists") from error
-    finally:
-        written.unlink(missing_ok=True)
-    return identity
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+    return linked(table.uri, handle.version() + 1, content_of(actions), handle.require_same)
 
 
 class TableLog:

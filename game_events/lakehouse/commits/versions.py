@@ -32,7 +32,8 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, SOURCES, TableLog, version_of
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.open_table import UNFINISHED, log_retention_s
+from game_events.lakehouse.entries import UNFINISHED
+from game_events.lakehouse.open_table import log_retention_s
 from game_events.lakehouse.parts import SEPARATOR
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_pool import forget_summary

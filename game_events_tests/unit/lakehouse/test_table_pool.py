@@ -17,7 +17,8 @@ from game_events.lakehouse import table_pool
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO
-from game_events.lakehouse.open_table import LONGEST_S, MOST_FILES, MOST_VERSIONS, path_of
+from game_events.lakehouse.entries import path_of
+from game_events.lakehouse.open_table import LONGEST_S, MOST_FILES, MOST_VERSIONS
 from game_events.lakehouse.table_pool import NAME, TablePool
 from game_events.lakehouse.table_properties import KEPT_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.tables import BRONZE, Lakehouse, files_of
