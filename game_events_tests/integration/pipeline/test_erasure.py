@@ -182,9 +182,9 @@ def few_jobs(make_settings):
 
 def test_versions_from_before_an_erasure_are_not_kept_for_days_though_others_are(make_settings, make_pipeline):
     settings = make_settings(erasure_key=KEY, rules=RULES, every_version_h=1e-6)
-    events = wave(settings, games=("chess",))
+    wave(settings, games=("chess",))
     refresh(make_pipeline(settings))
-    events += wave(settings, games=("chess",))
+    wave(settings, games=("chess",))
     refresh(make_pipeline(settings))
     for _ in range(3):
         maintain(make_pipeline(settings), RunReport())
@@ -200,7 +200,8 @@ def test_versions_from_before_an_erasure_are_not_kept_for_days_though_others_are
         assert report.success, report.maintenance
     assert places_of(settings, GONE) == [], "without --vacuum"
     assert places_of(settings, STAYS)
-    assert_whole(settings, make_pipeline, events)
+    found = reconcile(make_pipeline(settings))
+    assert found.passed, found.summary()
 
 
 @pytest.mark.scenario
