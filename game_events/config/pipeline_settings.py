@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode
 
 from game_events.config.names import Names, problem
+from game_events.config.retention import RetentionDays, problem_of
 from game_events.config.sources import kafka_login
 from game_events.config.sources.topic_decoding import TopicDecoding, require_patterns
 from game_events.config.type_names import SEPARATOR, TypeTables
@@ -233,9 +234,29 @@ class TableSettings(SettingsGroup):
     orphan_retention_h: float = Field(168, ge=1)
     """hours that files are kept which no commit names (left by crashes)"""
 
+    # --- rows by age (docs/maintenance.md)
+    retention_days: dict[str, float] = Field(default_factory=dict)
+    """days after which maintenance removes rows: layer (`bronze`, `silver`, `quarantine`, `event_log`; `raw`: bronze's raw
+    values alone), `layer:game`, `layer:game:type` or `layer:*:type` -> days, `0`: never; unset: no row is removed by age"""
+    allow_refresh_without_expired: bool = False
+    """whether a full refresh may leave out rows that were removed by age from what it reads"""
+
     # --- full refresh (docs/refresh.md)
     allow_bronze_full_refresh: bool = False
     """whether a full refresh may replace bronze; records that Kafka has expired are lost by it"""
+
+    @field_validator("retention_days")
+    @classmethod
+    def _retention_days(cls, value: dict[str, float]) -> dict[str, float]:
+        wrong = problem_of(value)
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value
+
+    @property
+    def row_retention(self) -> RetentionDays | None:
+        """The limits of rows' ages; None: there are none."""
+        return RetentionDays(self.retention_days) if any(self.retention_days.values()) else None
 
     @model_validator(mode="after")
     def _types_fit(self) -> Self:

@@ -53,6 +53,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
+from game_events.pipeline.retention.expire import expire
 
 log = logging.getLogger(__name__)
 #: Tables at a time; each holds a row group in memory.
@@ -247,6 +248,7 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
 
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
+    handle = _without_older_rows(pipeline, table, handle, done)
     known = ReplacedFiles(table)
     handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse)
     orphans = _orphans(pipeline, table, known, dry_run=False)
@@ -261,6 +263,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
 
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
+    _without_older_rows(pipeline, table, handle, done, dry_run=True)
     groups = _groups_of(table, handle, FULL_GOAL)
     done.joined = sum(len(group) for group in groups)
     done.into = len(groups)
@@ -276,6 +279,16 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     orphans = _orphans(pipeline, table, known, dry_run=True)
     done.orphans = len(orphans)
     done.orphan_bytes = sum(orphans.values())
+
+
+def _without_older_rows(
+    pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
+) -> DeltaTable:
+    """Remove rows by age, if any of the table have a limit; returns the newest version."""
+    days = pipeline.settings.row_retention
+    if days is None:
+        return handle
+    return expire(pipeline, days, table, handle, done, dry_run=dry_run)
 
 
 def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> dict[str, int]:

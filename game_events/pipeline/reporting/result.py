@@ -74,6 +74,8 @@ class TableMaintenance:
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
         waiting: replaced files within the retention, which readers may still use.
         files: data files of the table afterwards.
+        expired: rows removed by age; `expired_bytes`: about their bytes; `expired_later`: older rows that stay, as a layer has
+            not taken them yet, or for the next time.
         skipped: why work was left for the next time: a concurrent writer, or a restore that has to be checked first.
         error: why the maintenance failed.
     """
@@ -89,13 +91,17 @@ class TableMaintenance:
     orphan_bytes: int = merged(add, int)
     waiting: int = merged(latest, int)
     files: int = merged(latest, int)
+    expired: int = merged(add, int)
+    expired_bytes: int = merged(add, int)
+    expired_later: int = merged(latest, int)
     skipped: str | None = merged(latest, NoneType)
     error: str | None = merged(latest, NoneType)
 
     @property
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
-        return bool(self.joined or self.renewed or self.replaced or self.orphans or self.skipped or self.error)
+        work = self.joined or self.renewed or self.replaced or self.orphans or self.expired
+        return bool(work or self.skipped or self.error)
 
 
 @dataclass(frozen=True)
