@@ -14,7 +14,7 @@ are never touched; and orphans of killed runs.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from urllib.parse import unquote
@@ -126,26 +126,20 @@ def join_files(table: Table, handle: DeltaTable, group: list[str], order: Sequen
 
     `order`: columns by which rows are sorted, `SORTED_BYTES` at a time: who reads some of their values reads fewer row groups.
     """
-    files = written_again(table, handle, group, order)
+    files = _written_again(table, handle, group, order)
     failpoints.reach("joined_staged", table.name)
     landed = _replace(table, handle, group, files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
 
 
-def written_again(
-    table: Table,
-    handle: DeltaTable,
-    paths: list[str],
-    order: Sequence[str] = (),
-    change: Callable[[pa.Table], pa.Table] = lambda rows: rows,
-) -> list[StagedFile]:
-    """The rows of files of one partition in new files of that; `change`: what becomes of some of them."""
+def _written_again(table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = ()) -> list[StagedFile]:
+    """The rows of files of one partition in new files of that."""
     partition = handle.metadata().partition_columns
     schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
     writer = StagedWriter(table, schema, folder=paths[0][: paths[0].rfind("/") + 1])
     try:
-        read = map(change, read_parts(table, schema, paths, BATCH_ROWS))
+        read = read_parts(table, schema, paths, BATCH_ROWS)
         for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
             writer.write(rows, size)
         return writer.close()
@@ -269,7 +263,7 @@ def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> La
     files = list[StagedFile]()
     try:
         for path in paths:
-            files += written_again(table, handle, [path])
+            files += _written_again(table, handle, [path])
     except BaseException:
         discard(table, files)
         raise

@@ -504,7 +504,7 @@ EVENT_LOG_SCHEMA = schema_of(
 )
 
 #: Kinds of rows besides those of counters (docs/observability.md describes all of them).
-KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "maintenance")
+KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "maintenance", "expired")
 EventRow = Mapping[str, Any]
 
 

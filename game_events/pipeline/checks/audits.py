@@ -259,11 +259,18 @@ MIN_DAYS = 7
 #: deviation is 0 for a game that sends the same number every day.
 DEVIATIONS, SHARE = 5.0, 0.5
 _MAD_TO_SIGMA = 1.4826
-_READ = ("time", "kind", "layer", "game", "table", "table_rows")
-#: Rows of a game's tables at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
+_READ = ("time", "kind", "layer", "game", "table", "rows", "table_rows")
+#: Rows of a game's tables at the end of each day, so that a full refresh, which writes all rows again, adds nothing; with those
+#: that were removed by age since the first of these days.
 _DAYS = """
-SELECT game, "table", (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
-FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND table_rows IS NOT NULL AND time <= $now
+WITH of_games AS (
+  SELECT *, sum(CASE WHEN kind = 'expired' THEN rows ELSE 0 END)
+    OVER (PARTITION BY game, "table" ORDER BY time)::BIGINT AS expired
+  FROM events
+  WHERE kind IN ('table', 'expired') AND layer = 'silver' AND game IS NOT NULL AND time <= $now
+)
+SELECT game, "table", (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows + expired, time) AS total
+FROM of_games WHERE kind = 'table' AND table_rows IS NOT NULL
 GROUP BY ALL ORDER BY game, back DESC
 """
 

@@ -74,8 +74,8 @@ class TableMaintenance:
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
         waiting: replaced files within the retention, which readers may still use.
         files: data files of the table afterwards.
-        expired: rows removed by age; `expired_bytes`: about their bytes; `expired_later`: older rows that stay, as a layer has
-            not taken them yet, or for the next time.
+        expired: rows removed by age; `expired_bytes`: about their bytes; `expired_games`: game -> those of silver;
+            `expired_later`: older rows that stay, as a layer has not taken them yet, or for the next time.
         skipped: why work was left for the next time: a concurrent writer, or a restore that has to be checked first.
         error: why the maintenance failed.
     """
@@ -93,6 +93,7 @@ class TableMaintenance:
     files: int = merged(latest, int)
     expired: int = merged(add, int)
     expired_bytes: int = merged(add, int)
+    expired_games: Mapping[str, int] = merged(add_counts, dict)
     expired_later: int = merged(latest, int)
     skipped: str | None = merged(latest, NoneType)
     error: str | None = merged(latest, NoneType)

@@ -29,16 +29,16 @@ from game_events.lakehouse.commits.group import commit_group
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.reading import read_parts
-from game_events.lakehouse.data.staging import StagedFile, discard
-from game_events.lakehouse.maintenance import MOST_BYTES, written_again
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
+from game_events.lakehouse.maintenance import BATCH_ROWS, MOST_BYTES
 from game_events.lakehouse.parts import PartedTable
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,
+    SILVER,
     Table,
     add_actions,
     files_of,
-    is_silver,
     table_id,
 )
 from game_events.pipeline.context import Pipeline
@@ -88,7 +88,7 @@ def expire(
     """Remove a table's older rows, or count them; returns its newest version."""
     now_us = round(time.time() * 1_000_000)
     if isinstance(handle, PartedTable):
-        plans = plans_of_parts(pipeline, days, handle, now_us) if is_silver(table.key) else []
+        plans = plans_of_parts(pipeline, days, handle, now_us) if table.key == SILVER else []
     else:
         plan = plan_of(pipeline, days, table, handle, now_us)
         plans = [plan] if plan is not None else []
@@ -107,18 +107,25 @@ def expire(
 
 def _counted(plan: Plan, done: TableMaintenance) -> Old:
     found = find(plan)
-    done.expired += found.rows
-    done.expired_bytes += found.bytes
     done.expired_later += found.waiting + found.left
+    _add(plan, found, done)
     return found
+
+
+def _add(plan: Plan, found: Old, done: TableMaintenance, times: int = 1) -> None:
+    """Add the rows to what was done; `times`: -1: take them back."""
+    done.expired += times * found.rows
+    done.expired_bytes += times * found.bytes
+    if plan.ages.game is not None and found.rows:
+        before = done.expired_games.get(plan.ages.game, 0)
+        done.expired_games = {**done.expired_games, plan.ages.game: before + times * found.rows}
 
 
 def _commit_one(pipeline: Pipeline, plan: Plan, found: Old, done: TableMaintenance) -> None:
     try:
         commit(_staged(pipeline, plan, found))
     except ConflictError:
-        done.expired -= found.rows
-        done.expired_bytes -= found.bytes
+        _add(plan, found, done, -1)
         raise
     failpoints.reach("expired_committed", plan.table.name)
 
@@ -131,8 +138,7 @@ def _commit_parts(pipeline: Pipeline, planned: Sequence[tuple[Plan, Old]], done:
     for plan, found in planned:
         error = outcome[str(plan.table.part)]
         if isinstance(error, Exception):
-            done.expired -= found.rows
-            done.expired_bytes -= found.bytes
+            _add(plan, found, done, -1)
             if not isinstance(error, ConflictError):
                 raise error
             done.skipped = str(error)
@@ -228,7 +234,7 @@ def _staged(pipeline: Pipeline, plan: Plan, found: Old) -> Commit:
     files: list[StagedFile] = []
     try:
         for path in found.mixed:
-            files += written_again(plan.table, handle, [path], change=plan.without_old)
+            files += _without_old(plan, path)
     except BaseException:
         discard(plan.table, files)
         raise
@@ -249,6 +255,20 @@ def _staged(pipeline: Pipeline, plan: Plan, found: Old) -> Commit:
         rewritten=frozenset((*found.whole, *found.mixed)),
         info=info,
     )
+
+
+def _without_old(plan: Plan, path: str) -> list[StagedFile]:
+    """The rows of a file that stay, in their order, in new files of its partition."""
+    partition = plan.handle.metadata().partition_columns
+    schema = pa.schema([item for item in pa.schema(plan.handle.schema()) if item.name not in partition])
+    writer = StagedWriter(plan.table, schema, folder=path[: path.rfind("/") + 1])
+    try:
+        for rows in read_parts(plan.table, schema, [path], BATCH_ROWS):
+            writer.write(plan.without_old(rows))
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def _transactions(plan: Plan, found: Old) -> tuple[dict[str, int | None], dict[str, int]]:

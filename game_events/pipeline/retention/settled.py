@@ -24,7 +24,6 @@ from game_events.lakehouse.tables import (
     Table,
     game_of_silver,
     is_game,
-    is_silver,
     names_of,
 )
 from game_events.pipeline.context import Pipeline
@@ -74,38 +73,48 @@ class Plan:
         return Counter({str(name): int(n) for name, n in zip(names, counts.tolist(), strict=True) if n and is_game(name)})
 
 
-def plan_of(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int) -> Plan | None:
-    """The plan for a table that is no part; None: none of its rows has a limit, or others are at work on it."""
-    if table.key == BRONZE and days.has("bronze"):
-        return _of_bronze(pipeline, days, table, handle, now_us)
-    if table.key == QUARANTINE and days.has("quarantine"):
-        return _of_quarantine(pipeline, days, table, handle, now_us)
-    if table.key == EVENT_LOG and days.has("event_log"):
+def ages_of(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int) -> Ages | None:
+    """The ages of the rows of a table, or of a game's part of one; None: none of its rows has a limit."""
+    ages = None
+    game = game_of_silver(table.key)
+    if table.key == BRONZE:
+        entity = pipeline.settings.entity_column
+        ages = Ages("bronze", days, now_us, (ARRIVAL,), game_column=entity, type_column=MESSAGE_TYPE)
+    elif table.key == QUARANTINE:
+        ages = Ages("quarantine", days, now_us, (ARRIVAL,))
+    elif table.key == EVENT_LOG:
         ages = Ages("event_log", days, now_us, ("time",))
+    elif game is not None:
+        names = names_of(handle)
+        times = tuple(name for name in (pipeline.lakehouse.time, ARRIVAL) if name in names and _is_time(handle, name))
+        ages = Ages("silver", days, now_us, times, game, type_column=MESSAGE_TYPE if MESSAGE_TYPE in names else None)
+    return ages if ages is not None and days.has(ages.layer) else None
+
+
+def plan_of(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int) -> Plan | None:
+    """The plan for a table, or for a game's part of one; None: none of its rows has a limit, or others are at work on it."""
+    ages = ages_of(pipeline, days, table, handle, now_us)
+    if ages is None:
+        return None
+    if ages.layer == "bronze":
+        entity = pipeline.settings.entity_column
+        settled = Settled(_in_silver(pipeline, handle), game_column=entity)
+        return Plan(table, handle, ages, settled, counts_rows=True, counted=(entity, "_batch"))
+    if ages.layer == "quarantine":
+        return _of_quarantine(pipeline, table, handle, ages)
+    if ages.layer == "event_log":
         return Plan(table, handle, ages, Settled(), compared=(Txn.COMMITS,))
-    game = game_of_silver(table.key) if is_silver(table.key) else None
-    if game is not None and days.has("silver"):
-        return of_silver(pipeline, days, table, handle, game, now_us)
-    return None
+    return Plan(table, handle, ages, Settled(partial(_in_gold, pipeline, {}), ages.game))
 
 
 def plans_of_parts(pipeline: Pipeline, days: RetentionDays, whole: PartedTable, now_us: int) -> list[Plan]:
     """The plans for the games of a table of silver that they share."""
-    if not days.has("silver"):
-        return []
     parts = ((game, whole.part(game)) for game in whole.games())
     return [
-        of_silver(pipeline, days, pipeline.lakehouse.silver(game), part, game, now_us)
+        plan
         for game, part in parts
-        if part is not None
+        if part is not None and (plan := plan_of(pipeline, days, pipeline.lakehouse.silver(game), part, now_us)) is not None
     ]
-
-
-def _of_bronze(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int) -> Plan:
-    entity = pipeline.settings.entity_column
-    ages = Ages("bronze", days, now_us, (ARRIVAL,), game_column=entity, type_column=MESSAGE_TYPE)
-    settled = Settled(_in_silver(pipeline, handle), game_column=entity)
-    return Plan(table, handle, ages, settled, counts_rows=True, counted=(entity, "_batch"))
 
 
 def _in_silver(pipeline: Pipeline, bronze: DeltaTable) -> Callable[[object], int]:
@@ -134,7 +143,7 @@ def undecodable_or_replayed(rows: pa.Table) -> Mask:
     return np.asarray(pc.or_(undecodable, replayed).to_numpy())
 
 
-def _of_quarantine(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int) -> Plan | None:
+def _of_quarantine(pipeline: Pipeline, table: Table, handle: DeltaTable, ages: Ages) -> Plan | None:
     bronze = pipeline.bronze.open_to_read()
     if bronze is None or not (is_finished(bronze, handle) and is_noted(bronze, handle)):
         return None
@@ -149,16 +158,7 @@ def _of_quarantine(pipeline: Pipeline, days: RetentionDays, table: Table, handle
         return NOTHING if is_due else in_silver(name)
 
     settled = Settled(upto, game_column="game", free=("layer", "replayed_batch"), is_free=undecodable_or_replayed)
-    ages = Ages("quarantine", days, now_us, (ARRIVAL,))
     return Plan(table, handle, ages, settled, counts_rows=True, counted=("game", "layer", "replayed_batch"))
-
-
-def of_silver(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, game: str, now_us: int) -> Plan:
-    """The plan for a game's silver table, for its part of the shared one, or for that of one of its message types."""
-    names = names_of(handle)
-    times = tuple(name for name in (pipeline.lakehouse.time, ARRIVAL) if name in names and _is_time(handle, name))
-    ages = Ages("silver", days, now_us, times, game, type_column=MESSAGE_TYPE if MESSAGE_TYPE in names else None)
-    return Plan(table, handle, ages, Settled(partial(_in_gold, pipeline, {}), game))
 
 
 def _is_time(handle: DeltaTable, name: str) -> bool:

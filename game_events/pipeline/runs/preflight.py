@@ -47,6 +47,7 @@ from game_events.pipeline.maintenance import outdated_tables
 from game_events.pipeline.quality import problems, refuse
 from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
+from game_events.pipeline.runs.row_retention import misfits, told
 from game_events.pipeline.runs.trial import check_definitions
 from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
@@ -355,6 +356,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     checks = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
     checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
     checks |= {"columns": columns, "names": names, "statistics": statistics}
+    checks |= {"rows by age": rows_by_age} if pipeline.settings.row_retention is not None else {}
     return {name: partial(check, pipeline) for name, check in checks.items()}
 
 
@@ -526,6 +528,16 @@ def statistics(pipeline: Pipeline) -> str:
         f"{names} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
         f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
     )
+
+
+def rows_by_age(pipeline: Pipeline) -> str:
+    """The limits of `RETENTION_DAYS` and the oldest rows; a hint where other settings do not fit them."""
+    days = pipeline.settings.row_retention
+    if days is None:
+        return "no row is removed by age"
+    notices = list(misfits(pipeline, days))
+    text = told(pipeline, days)
+    return Hint("; ".join([text, *notices])) if notices else text
 
 
 def check_rules(pipeline: Pipeline) -> str:
