@@ -38,7 +38,7 @@ def events(ages: Sequence[float], batch: int, game: object = "uno", **columns: o
     event_ages = columns.pop("event_ages", ages)
     return pa.table(
         {
-            "_kafka_topic_id": pa.array(["t"] * n),
+            "_kafka_topic_id": pa.array(["t"] * n, pa.string()),
             "_kafka_partition": pa.array([0] * n, pa.int32()),
             "_kafka_offset": pa.array([batch * 1_000 + i for i in range(n)], pa.int64()),
             "_kafka_timestamp": pa.array([days_ago(age) for age in ages], US),
