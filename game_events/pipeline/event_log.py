@@ -233,9 +233,9 @@ def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
 def _expired(entry: TableMaintenance) -> Iterator[dict[str, Any]]:
     """Rows that were removed by age, of silver by game."""
     for game, rows in entry.expired_games.items():
-        yield _row("expired", Layer.SILVER, table=entry.table, game=game, rows=rows)
+        yield _row("gone_by_age", Layer.SILVER, table=entry.table, game=game, rows=rows)
     if entry.expired and not entry.expired_games:
-        yield _row("expired", table=entry.table, rows=entry.expired)
+        yield _row("gone_by_age", table=entry.table, rows=entry.expired)
 
 
 def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]:

@@ -264,10 +264,10 @@ _READ = ("time", "kind", "layer", "game", "table", "rows", "table_rows")
 #: that were removed by age since the first of these days.
 _DAYS = """
 WITH of_games AS (
-  SELECT *, sum(CASE WHEN kind = 'expired' THEN rows ELSE 0 END)
+  SELECT *, sum(CASE WHEN kind = 'gone_by_age' THEN rows ELSE 0 END)
     OVER (PARTITION BY game, "table" ORDER BY time)::BIGINT AS expired
   FROM events
-  WHERE kind IN ('table', 'expired') AND layer = 'silver' AND game IS NOT NULL AND time <= $now
+  WHERE kind IN ('table', 'gone_by_age') AND layer = 'silver' AND game IS NOT NULL AND time <= $now
 )
 SELECT game, "table", (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows + expired, time) AS total
 FROM of_games WHERE kind = 'table' AND table_rows IS NOT NULL
