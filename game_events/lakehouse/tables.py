@@ -526,7 +526,10 @@ class Lakehouse:
         return PART_PATH if self.is_partitioned else self.called.gold_path()
 
     def games(self) -> list[str]:
-        """Games with a silver table, sorted by the table's name; names are not validated."""
+        """Games with a silver table, sorted by the table's name; names are not validated.
+
+        After types had tables, also what these are called: `transactions.games_of` leaves them out.
+        """
         if self.is_partitioned:
             handle = self.table(SILVER).open_to_read()
             return handle.games() if isinstance(handle, PartedTable) else []

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BronzeIdentity, games_of
 from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
 from game_events.orchestration import continuous
@@ -292,7 +292,7 @@ def add_partitions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     lakehouse = Lakehouse.of(tick.settings)
     bronze = lakehouse.table(BRONZE).open_to_read()
     admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
-    tables = set(lakehouse.games())
+    tables = set(games_of(lakehouse))
     names = to_add(tick.settings, known, admitted - seen, tables - seen)
     tick.context.update_cursor(SeenGames(games=sorted(seen | known)).model_dump_json())
     if not names:

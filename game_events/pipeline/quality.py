@@ -45,7 +45,7 @@ from game_events.lakehouse.tables import Layer, Table, add_actions, table_id, ve
 from game_events.pipeline.context import Pipeline
 from game_events.rules import Action, Rule
 from game_events.spark.config import null_on_error
-from game_events.spark.schemas import of_types
+from game_events.spark.schemas import of_types, require_types
 from game_events.workers.results import RuleCounts
 from game_events.workers.rules import (
     BITS,
@@ -72,11 +72,13 @@ log = logging.getLogger(__name__)
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
     """Analyze each rule against the columns of its layer's rows.
 
-    ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row.
+    ConfigurationError: a rule does not parse, names no column of the rows, is no condition, or needs more than one row; or it
+    is for message types, and the rows are of none.
     """
     rules = list(rules)
     if not rules:
         return
+    require_types(columns.names, (f"rule {rule.layer}.{rule.name}" for rule in rules if rule.types))
     if any(_refused(rule.sql) for rule in rules) or not _sound_together(spark, tuple(rule.sql for rule in rules), columns):
         refuse(problems(spark, rules, columns), columns.names)
 
@@ -294,7 +296,9 @@ def find_violations(
     return violating if violating.num_rows <= MOST_VIOLATIONS else None
 
 
-def kept_out(outcome: RuleOutcome, files: FileSelection, violating: pa.Table | None, duplicates: pa.Table | None) -> Violations:
+def violations_of(
+    outcome: RuleOutcome, files: FileSelection, violating: pa.Table | None, duplicates: pa.Table | None
+) -> Violations:
     """For workers that read files: the rows of `find_violations`, and those that were sent twice (`FILE`, `ROW`)."""
     schema = places_schema(outcome)
     with_path = pa.schema([pa.field(FILE, pa.string()), *schema])

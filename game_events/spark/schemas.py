@@ -1,7 +1,7 @@
 """Arrow schemas of Spark plans, by Delta's types; merging of schemas."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 from operator import or_
 
@@ -129,8 +129,21 @@ def united(parts: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.union, aligned)
 
 
+def require_types(columns: Collection[str], chosen: Iterable[object]) -> None:
+    """Raise ExtensionError if rows of message types are chosen among older rows, whose tables do not say of which they are."""
+    names = "; ".join(map(str, chosen))
+    if names and MESSAGE_TYPE not in columns:
+        raise ExtensionError(
+            f"{names}: message types are named, and the rows are from before tables had {MESSAGE_TYPE}: "
+            "run `game-events redecode`"
+        )
+
+
 def of_types(names: Iterable[str]) -> Column:
-    """Whether a row is of one of these message types, as `rules.is_named`: by their full names, or the last parts of these."""
+    """Whether a row is of one of these message types, as `rules.is_named`: by their full names, or the last parts of these.
+
+    The rows must have `MESSAGE_TYPE` (`require_types`).
+    """
     column = F.col(MESSAGE_TYPE)
     is_any = reduce(or_, ((column == name) | column.endswith(f".{name}") for name in names))
     return F.coalesce(is_any, F.lit(False))

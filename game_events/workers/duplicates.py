@@ -115,17 +115,14 @@ class KeyedRows:
     times: Numbers
 
     @classmethod
-    def none(cls) -> Self:
-        """Of no rows."""
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.int64))
-
-    @classmethod
     def of(cls, parts: Sequence[Self]) -> Self:
         """Of the rows of all parts."""
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
     def take(self, rows: npt.NDArray[np.intp]) -> KeyedRows:
-        """Of some of the rows."""
+        """Of some of the rows, whose numbers are ascending."""
+        if len(rows) == len(self.entries):
+            return self
         return KeyedRows(self.entries[rows], self.hashes[rows], self.times[rows])
 
 
@@ -134,7 +131,11 @@ class KeyReader:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._numbered = list(enumerate(keys.entries))
+        self._distinct = list(dict.fromkeys(entry.key for entry in keys.entries))
+        self._key_of = np.array([self._distinct.index(entry.key) for entry in keys.entries])
+        self._entry_hashes = np.array([_number_of(f"entry {number}") for number in range(len(keys.entries))], np.uint64)
+        self._times = list(keys.times)
+        self._time_of = np.array([self._times.index(keys.time_of(entry)) for entry in keys.entries])
         self._connection = connect()
         self._connection.execute("SET threads = 1")
 
@@ -147,16 +148,17 @@ class KeyReader:
     def of(self, rows: pa.Table, games: pa.DictionaryArray | str) -> KeyedRows:
         """The keys of rows, of these games or of one."""
         entries = np.full(rows.num_rows, -1, np.int32)
-        for number, entry in reversed(self._numbered):  # the first that a row belongs to counts
-            mine = self._are_of(entry, rows, games)
-            entries[mine] = np.where(self._are_whole(entry, rows, games)[mine], number, -1)
-        made = self._result("rows_to_hash", rows, [f"hash({n}, {_list(e.key)})" for n, e in self._numbered])
-        hashes = _of_entry([column.to_numpy() for column in made.columns], entries)
-        return KeyedRows(entries, hashes ^ _numbers_of(games), self._times(rows, entries))
+        for number, entry in enumerate(self._keys.entries):  # a row belongs to at most one: `require_apart`
+            entries[self._are_of(entry, rows, games) & self._are_whole(entry, rows, games)] = number
+        made = self._result("rows_to_hash", rows, [f"hash({_list(key)})" for key in self._distinct])
+        hashes = _chosen([column.to_numpy() for column in made.columns], self._key_of[entries])
+        micros = [micros_of(rows.column(name)).fill_null(0).to_numpy() for name in self._times]
+        times = _chosen(micros, self._time_of[entries])
+        return KeyedRows(entries, hashes ^ self._entry_hashes[entries] ^ _numbers_of(games), times)
 
     def texts(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> pa.Array:
         """The keys of rows as texts, different for different keys and entries."""
-        texts = (f"WHEN {n} THEN {_as_text(n, e.key)}" for n, e in self._numbered)
+        texts = (f"WHEN {n} THEN {_as_text(n, e.key)}" for n, e in enumerate(self._keys.entries))
         case = f"CASE {identifier(ENTRY)} {' '.join(texts)} END"
         made = self._result("rows_to_name", rows.append_column(ENTRY, pa.array(entries)), [case])
         return made.column(0).combine_chunks().cast(pa.string())
@@ -184,14 +186,13 @@ class KeyReader:
             mask &= pc.is_valid(games).to_numpy(zero_copy_only=False)
         return mask
 
-    def _times(self, rows: pa.Table, entries: npt.NDArray[np.int32]) -> Numbers:
-        micros = {column: micros_of(rows.column(column)).fill_null(0).to_numpy() for column in self._keys.times}
-        return _of_entry([micros[self._keys.time_of(entry)] for entry in self._keys.entries], entries)
 
-
-def _of_entry(values: Sequence[npt.NDArray[Number]], entries: npt.NDArray[np.int32]) -> npt.NDArray[Number]:
-    """Of the values of each entry those of the rows' own ones."""
-    return values[0] if len(values) == 1 else np.choose(np.maximum(entries, 0), values)
+def _chosen(columns: Sequence[npt.NDArray[Number]], which: npt.NDArray[np.intp]) -> npt.NDArray[Number]:
+    """Of each row the value in the column with this number."""
+    values = columns[0]
+    for number, column in enumerate(columns[1:], start=1):
+        values = np.where(which == number, column, values)
+    return values
 
 
 def _are_in(games: pa.DictionaryArray | str, wanted: Sequence[str]) -> Mask | bool:
@@ -201,10 +202,8 @@ def _are_in(games: pa.DictionaryArray | str, wanted: Sequence[str]) -> Mask | bo
     return np.asarray(are_in.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
-def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask | bool:
+def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask:
     """Which rows are of one of these message types, as `is_named`."""
-    if MESSAGE_TYPE not in rows.column_names:
-        return False
     types = rows.column(MESSAGE_TYPE).combine_chunks().dictionary_encode()
     are_named = pa.array([any(is_named(full, name) for name in names) for full in types.dictionary.to_pylist()], pa.bool_())
     return np.asarray(are_named.take(types.indices).fill_null(False).to_numpy(zero_copy_only=False), bool)
@@ -213,9 +212,13 @@ def _are_of_types(rows: pa.Table, names: Sequence[str]) -> Mask | bool:
 def _numbers_of(games: pa.DictionaryArray | str) -> HashArray | np.uint64:
     """A number for each row's game, as good as different for different games."""
     if isinstance(games, str):
-        return np.uint64(int.from_bytes(blake2b(games.encode(), digest_size=8).digest(), "big"))
-    numbers = pa.array([int(_numbers_of(str(name))) for name in games.dictionary.to_pylist()], pa.uint64())
+        return np.uint64(_number_of(games))
+    numbers = pa.array([_number_of(str(name)) for name in games.dictionary.to_pylist()], pa.uint64())
     return np.asarray(numbers.take(games.indices).fill_null(0).to_numpy(), np.uint64)
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
 def _list(columns: Iterable[str]) -> str:
@@ -235,14 +238,17 @@ def micros_of(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
 
 
-#: Bits of a set's table for each of its hashes, and at least and at most: of hashes that are not in it, one in so many is taken
-#: for one that is, and looked up.
+#: Hashes that are looked up together.
+HASHES_AT_ONCE = 16_384
+
+#: Bits of a set's table for each of its hashes (as a power of two), and of all of it, at least and at most: of hashes that are
+#: not in the set, one in so many is looked up among its values.
 BITS_EACH, FEWEST_BITS, MOST_BITS = 6, 16, 28
 
 
 @dataclass(frozen=True)
 class Hashes:
-    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each, and one for its last bits."""
+    """A set of hashes; picklable. `values`: ascending. `table`: a bit for the first bits of each."""
 
     values: HashArray
     table: npt.NDArray[np.uint8]
@@ -250,34 +256,36 @@ class Hashes:
 
     @classmethod
     def of(cls, values: HashArray) -> Hashes:
-        """The set of these; they are sorted."""
+        """The set of these; they are ascending."""
         bits = min(MOST_BITS, max(FEWEST_BITS, round(log2(len(values) + 1)) + BITS_EACH))
         table = np.zeros(1 << (bits - 3), np.uint8)
-        for place in (_first(values, bits), _last(values, bits)):
-            np.bitwise_or.at(table, place >> 3, (1 << (place & 7)).astype(np.uint8))
+        for part in _in_slices(values):
+            places = _first(part, bits)
+            begins = np.flatnonzero(np.diff(places >> 3, prepend=-1))  # of each byte the first of its places
+            table[places[begins] >> 3] |= np.bitwise_or.reduceat((1 << (places & 7)).astype(np.uint8), begins)
         return cls(values, table, bits)
 
     def holds(self, hashes: HashArray) -> Mask:
         """Mask of the hashes that are in the set."""
-        mask = self._are_set(_first(hashes, self.bits))
-        maybe = np.flatnonzero(mask)
-        mask[maybe] = self._are_set(_last(hashes[maybe], self.bits))
+        return np.concatenate([np.zeros(0, bool), *map(self._holds, _in_slices(hashes))])
+
+    def _holds(self, hashes: HashArray) -> Mask:
+        places = _first(hashes, self.bits)
+        mask = np.asarray((self.table[places >> 3] >> (places & 7).astype(np.uint8)) & 1, bool)
         maybe = np.flatnonzero(mask)
         at = np.searchsorted(self.values, hashes[maybe])
         at[at == len(self.values)] = 0
         mask[maybe] = self.values[at] == hashes[maybe] if len(self.values) else False
         return mask
 
-    def _are_set(self, places: Numbers) -> Mask:
-        return np.asarray((self.table[places >> 3] >> (places & 7).astype(np.uint8)) & 1, bool)
+
+def _in_slices(hashes: HashArray) -> Iterator[HashArray]:
+    """So many that what is made of them stays in the processor's cache: new memory costs more than the work on it."""
+    return (hashes[start : start + HASHES_AT_ONCE] for start in range(0, len(hashes), HASHES_AT_ONCE))
 
 
 def _first(hashes: HashArray, bits: int) -> Numbers:
     return (hashes >> np.uint64(64 - bits)).view(np.int64)
-
-
-def _last(hashes: HashArray, bits: int) -> Numbers:
-    return (hashes & np.uint64((1 << bits) - 1)).view(np.int64)
 
 
 #: Columns of rows of silver with the key of a new row, or with the same hash.

@@ -213,7 +213,7 @@ class RuleCounts(Summed):
 
 @dataclass
 class FanOutResult(Summed):
-    """What the workers return. Where message types have tables of their own, what each table is called (`tables.of_type`).
+    """What the workers return. Where message types have tables of their own, what each table is called (`type_names.of_type`).
 
     Attributes:
         files: table -> its files.

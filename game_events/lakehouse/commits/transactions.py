@@ -20,11 +20,12 @@ from typing import Any
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from game_events.config.type_names import SEPARATOR, of_type
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
 from game_events.lakehouse.parts import Part
-from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, layer_of
+from game_events.lakehouse.tables import QUARANTINE, Lakehouse, Layer, Table, add_actions, layer_of
 
 
 class Txn(StrEnum):
@@ -49,6 +50,7 @@ class Txn(StrEnum):
     #: later one. A new leader's truncated log is found by it.
     EPOCH = "epoch"
     #: Bronze; by name of one of several sources: 1 once a commit was planned with it. Its settings say where a new one starts.
+    #: By that name and `last`: seconds since 1970 at the last commit that read records of it, or that it came with.
     SOURCE = "source"
     #: Bronze: number of the record archive that all its batches are from, 0 if not all are; the source refuses another archive.
     #: Record archive, by bronze's key: last bronze batch in it; each of its commits compares it.
@@ -201,9 +203,33 @@ def expired_rows(handle: DeltaTable | None, game: str | None = None) -> int:
     return rows if game is None or not rows else counter(handle, Txn.ROWS_EXPIRED.of(game))
 
 
+def last_app(source: str) -> str:
+    """`txn` of bronze: when records of one of several sources were read last."""
+    return Txn.SOURCE.of(source, "last")
+
+
 def types_digest(names: Collection[str]) -> int:
     """The value of `Txn.TYPES`: tells sets of tables of message types apart; 0: there are none."""
     return int(sha256("/".join(sorted(names)).encode()).hexdigest()[:15], 16) if names else 0
+
+
+def games_of(lakehouse: Lakehouse) -> list[str]:
+    """`Lakehouse.games` without the tables of message types that a full refresh has emptied, as the settings have none now.
+
+    Nothing is opened but the own tables of games that seem to have some: these still say which there were.
+    """
+    games = lakehouse.games()
+    if lakehouse.per_type or lakehouse.is_partitioned:
+        return games
+    types = dict[str, dict[str, str]]()
+    for name in games:
+        game, _, message_type = name.rpartition(SEPARATOR)
+        types.setdefault(game, {})[name] = of_type(game, message_type)
+    emptied = set[str]()
+    for game in types.keys() & set(games):
+        if counter(lakehouse.silver(game).open_to_read(), Txn.TYPES) == types_digest(types[game].values()):
+            emptied.update(types[game])
+    return [game for game in games if game not in emptied]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConfigurationError, ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit, without_rows
-from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, last_app, txn, txns
 from game_events.lakehouse.data.columns import (
     COORDINATES,
     FIRST_MESSAGE,
@@ -276,13 +276,17 @@ def _planned(
     advance = {partition.app: offset for partition, offset in next_offset.items()}
     advance |= identity(next_offset)
     advance |= archive_noted(bronze, pipeline.source)
-    advance |= epochs_noted(plan.now, part.end) | epochs_unknown(from_archive) | sources_noted(bronze, plan.now)
+    introduced = sources_noted(bronze, plan.now)
+    advance |= epochs_noted(plan.now, part.end) | epochs_unknown(from_archive) | introduced
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
         advance[Txn.QUARANTINE_COMMITS] = counter(quarantine, Txn.MICRO_BATCHES) + 1
 
     read = {partition: (part.start[partition], end) for partition, end in part.end.items()}
+    sent = {last_app(p.source) for p, (start, end) in read.items() if p.source and end > start}
+    came = {last_app(p.source) for p in plan.now.latest if Txn.SOURCE.of(p.source) in introduced}
+    advance |= dict.fromkeys(sorted(sent | came), int(time.time()))
     known = {*plan.now.latest, *known_of_others(pipeline.settings, bronze, plan.now)}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, known)
     return commit_of(pipeline, bronze, staged, expected, advance, info)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
@@ -15,11 +16,11 @@ from pyspark.sql import functions as F
 from game_events.errors import GameEventsError, ReadOnlyError
 from game_events.lakehouse.commits.group import for_games, opened
 from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, Txn, counter, expired_rows
-from game_events.lakehouse.data.columns import COORDINATES, has_decoded_columns
-from game_events.lakehouse.data.reading import read_arrow, row_count, selection
+from game_events.lakehouse.data.columns import COORDINATES, OWN_COLUMNS, has_decoded_columns
+from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.system_tables import CountedRows, GameRows, Progress
-from game_events.lakehouse.tables import Layer, files_of
+from game_events.lakehouse.tables import Lakehouse, Layer, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.silver.admission import readmitted_rows
@@ -318,16 +319,19 @@ def _of_later_rows(
     add_earlier(counts, earlier, taken)
     counts.held.update({game: decisions.rejected_rows.get(game, 0) for game in tables})
     unchanged = {game: earlier.games[game] for game in taken.keys() & earlier.games.keys() - tables.keys()}
-    result = _compared(pipeline, _Counted(bronze, decisions, tables, counts, settled, unchanged, types))
+    result = _compared(pipeline, _Counted(pipeline.lakehouse, bronze, decisions, tables, counts, settled, unchanged, types))
     _publish(pipeline, tables)
     return replace(result, counted_before=earlier.batch)
 
 
-def _types_of(pipeline: Pipeline, games: Collection[str]) -> Mapping[str, Sequence[DeltaTable]]:
-    """Game -> the tables of its message types; to be opened after the games' own ones, which say up to where they count."""
+def _types_of(pipeline: Pipeline, games: Collection[str]) -> Mapping[str, Mapping[str, DeltaTable]]:
+    """Game -> what the tables of its message types are called -> handle.
+
+    To be opened after the games' own ones, which say up to where they count.
+    """
     names = {game: of_game for game, of_game in pipeline.lakehouse.type_tables().items() if game in games}
     handles = opened(chain.from_iterable(names.values()), pipeline.lakehouse.silver, pipeline.tables.open_to_read)
-    return {game: [handles[name] for name in of_game if name in handles] for game, of_game in names.items()}
+    return {game: {name: handles[name] for name in of_game if name in handles} for game, of_game in names.items()}
 
 
 def _publish(pipeline: Pipeline, silver: Mapping[str, DeltaTable]) -> None:
@@ -358,7 +362,7 @@ def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count:
     counts = count(pipeline, handle, decisions, taken, settled, 0)
     _hold_without_bronze(counts, handle, decisions, tables)
     add_expired(counts, handle, tables)
-    return _compared(pipeline, _Counted(handle, decisions, tables, counts, settled, types=types))
+    return _compared(pipeline, _Counted(pipeline.lakehouse, handle, decisions, tables, counts, settled, types=types))
 
 
 def _hold_without_bronze(counts: RowCounts, bronze: DeltaTable, decisions: Decisions, games: Collection[str]) -> None:
@@ -380,26 +384,28 @@ class _Counted:
     """What is compared.
 
     `unchanged`: games that balanced, and have no news. `settled`: batch up to which no row is pending. `types`: game -> the
-    tables of its message types.
+    tables of its message types, by what they are called.
     """
 
+    lakehouse: Lakehouse
     bronze: DeltaTable
     decisions: Decisions
     tables: Mapping[str, DeltaTable]
     rows: RowCounts
     settled: int
     unchanged: Mapping[str, GameRows] = field(default_factory=dict)
-    types: Mapping[str, Sequence[DeltaTable]] = field(default_factory=dict)
+    types: Mapping[str, Mapping[str, DeltaTable]] = field(default_factory=dict)
 
     def rows_in(self, game: str) -> int:
         """Rows of a game's silver; of its message types those that its own table says are complete."""
         own = self.tables[game]
         upto = BronzeIdentity.of(self.bronze).taken(own) or 0
-        return row_count(own) + sum(_rows_up_to(table, upto) for table in self.types.get(game, ()))
+        types = self.types.get(game, {}).items()
+        return row_count(own) + sum(_rows_up_to(self.lakehouse.silver(name), handle, upto) for name, handle in types)
 
     def kept_out(self, game: str) -> tuple[int, int, int, int]:
         """A game's rows that rules have dropped, and put into quarantine, those sent twice, and those gone by age."""
-        tables = (self.tables[game], *self.types.get(game, ()))
+        tables = (self.tables[game], *self.types.get(game, {}).values())
         dropped, quarantined, duplicates = (sum(counter(table, app) for table in tables) for app in ROW_COUNTERS)
         # Where types have tables, an erasure takes its duplicates off the dropped rows (`governance.commits`).
         expired = sum(expired_rows(table) for table in tables)
@@ -411,10 +417,16 @@ class _Counted:
         return gone - counter(self.tables[game], Txn.REJECTED_EXPIRED) if gone else 0
 
 
-def _rows_up_to(table: DeltaTable, batch: int) -> int:
-    """Rows without those of files of later batches, which a crash, or a run at this moment, has added."""
-    rows = row_count(table)
-    return rows - sum(file.rows or 0 for file in files_of(table) if (file.lowest_batch or 0) > batch)
+def _rows_up_to(table: Table, handle: DeltaTable, batch: int) -> int:
+    """Rows without those of later batches, which a crash, or a run at this moment, has added.
+
+    Nothing is read but files that may hold rows of both, as after a compaction.
+    """
+    later = selection(handle, batch)
+    if later.exact:
+        return row_count(handle) - later.rows
+    parts = read_parts(table, pa.schema([OWN_COLUMNS.field("_batch")]), later.paths)
+    return row_count(handle) - sum(pc.sum(pc.greater(part.column("_batch"), batch)).as_py() or 0 for part in parts)
 
 
 def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:

@@ -27,9 +27,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.config.masking import without_secrets
+from game_events.config.sources.several import settings_of_each
 from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.log import TableLog
-from game_events.lakehouse.commits.transactions import Txn, counter, incarnation
+from game_events.lakehouse.commits.transactions import Txn, counter, incarnation, last_app
 from game_events.lakehouse.data.columns import COORDINATES
 from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table
@@ -88,9 +89,9 @@ def fresh(pipeline: Pipeline, now: float | None = None) -> CheckResult:
     counts: dict[str, int | float | str] = {"seconds_since_last_commit": round(last.age_at(now), 1), "freshness_s": allowed}
     if newest is not None:
         counts["seconds_since_newest_record"] = round(now - newest.timestamp(), 1)
-    ages = {name: came.age_at(now) for name, came in last_by_source(pipeline, handle.version()).items()}
-    counts |= {f"seconds_since_{name}": round(age, 1) for name, age in sorted(ages.items())}
-    silent = [f"{name} for {age:,.0f} s or longer" for name, age in sorted(ages.items()) if age > allowed]
+    silent_s = _silent_s(pipeline, handle, now)
+    counts |= {f"seconds_since_{name}": round(age, 1) for name, age in silent_s.items()}
+    silent = [f"{name} for {age:,.0f} s" for name, age in silent_s.items() if age > allowed]
     if last.age_at(now) <= allowed and silent:
         summary = f"no records came from {first_few(silent, SHOWN)}, {allowed} s are allowed; the other sources are fresh"
         return CheckResult(FRESH, "bronze", False, summary, counts, version=handle.version())
@@ -133,22 +134,14 @@ def last_records(bronze: Table, version: int) -> LastRecords | None:
     return None if oldest is None else LastRecords(oldest, "no records came for {} or longer")
 
 
-def last_by_source(pipeline: Pipeline, version: int) -> dict[str, LastRecords]:
-    """Source in `SOURCES` -> time of its last records, or of the oldest commit that was looked at; empty without `SOURCES`."""
-    waiting = set(pipeline.settings.sources)
-    last: dict[str, LastRecords] = {}
-    infos = TableLog(pipeline.bronze).infos(version, version - HISTORY) if waiting else ()
-    oldest: datetime | None = None
-    for info in infos:
-        if "timestamp" in info:
-            oldest = datetime.fromtimestamp(int(info["timestamp"]) / 1000, UTC)
-        note = bronze_commit(info)
-        if note is None or oldest is None:
-            continue
-        read = {partition.source for partition, (start, end) in (note.offsets or {}).items() if end > start} & waiting
-        last |= dict.fromkeys(read, LastRecords(oldest))
-        waiting -= read
-    return last | dict.fromkeys(waiting if oldest is not None else (), LastRecords(oldest or datetime.now(UTC)))
+def _silent_s(pipeline: Pipeline, handle: DeltaTable, now: float) -> dict[str, float]:
+    """Source in `SOURCES` -> seconds since records of it were read, or since it came; without those of files, which may end."""
+    silent = dict[str, float]()
+    for name, one in sorted(settings_of_each(pipeline.settings).items()):
+        if one.source_kind != Txn.FILES and counter(handle, Txn.SOURCE.of(name)):
+            last = counter(handle, last_app(name)) or handle.metadata().created_time / 1000  # it came with the table
+            silent[name] = max(0.0, now - last)
+    return silent
 
 
 def _newest_record(handle: DeltaTable) -> datetime | None:

@@ -48,7 +48,7 @@ from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
-from game_events.spark.schemas import arrow_schema, merged_columns, nullable, of_types, quoted, united
+from game_events.spark.schemas import arrow_schema, merged_columns, nullable, of_types, quoted, require_types, united
 from game_events.workers.fanout import FanOut
 from game_events.workers.job import task_numbers
 from game_events.workers.results import FanOutResult
@@ -185,6 +185,7 @@ def _why_raised(aggregate: GoldAggregate, error: Exception, columns: StructType,
 
 def _new_aggregates(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
     aggregate = run.aggregate
+    require_types(columns.names, [aggregate] if aggregate.types else [])
     if aggregate.mode != "merge":
         silver = _rows_of_changed_keys(run, plans, columns, few=few)
         silver = silver.where(of_types(sorted(aggregate.types))) if aggregate.types else silver

@@ -28,11 +28,11 @@ from game_events.config.network import begin_call
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.config.sources.several import registry_names, settings_by_source, settings_of_each, settings_or_each
-from game_events.decoding.frame import Reason, SchemaId, ordered
+from game_events.decoding.frame import Reason, SchemaId, ordered, registry_of_source
 from game_events.decoding.unframed.topics import TopicRules
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import find_java, spark_jars
-from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.commits.transactions import BronzeIdentity, games_of
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, SOURCE, has_decoded_columns, id_of_row, is_sourced
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.storage import is_remote, refuse_unsafe_store
@@ -259,7 +259,7 @@ def _decoding(settings: Settings) -> str:
     for source, one in settings_by_source(settings).items():
         rules = TopicRules.of_settings(one)
         for name, rule in (*rules.exact.items(), *rules.patterns):
-            text = named.described(name, rule, catalog.registries.get(source, ""))
+            text = named.described(name, rule, registry_of_source(source, catalog.registries))
             texts.append(f"{source}/{text}" if source else text)
         if one.kafka_topics:  # else it is not known before the broker answers which topics a pattern means
             idle |= rules.exact.keys() - set(one.kafka_topics)
@@ -324,7 +324,7 @@ def _tables(lakehouse: Lakehouse) -> str:
 
 def _no_room(settings: Settings) -> str:
     """A hint, no failure: each run counts the names that have no table."""
-    games = len(Lakehouse.of(settings).games())
+    games = len(games_of(Lakehouse.of(settings)))
     if settings.games or games < settings.max_games:
         return ""
     more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"

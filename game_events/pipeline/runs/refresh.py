@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from game_events.config.type_names import game_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.group import opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, games_of
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -176,7 +176,7 @@ class _Names:
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze without a table."""
         allowed = frozenset(self._pipeline.settings.games)
-        known = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
+        known = frozenset(games_of(self._pipeline.lakehouse)) | due(self._pipeline).rows.keys() | allowed
         return known & allowed if allowed else known
 
     def _what_games(self) -> str:

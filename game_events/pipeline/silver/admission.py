@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from game_events.config.definitions.computed import GAME_PATTERN, RESERVED_GAMES
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.group import for_games
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, games_of
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
@@ -72,7 +72,7 @@ def is_valid(name: Column, reserved: str | None = None) -> Column:
 def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
     """Which names get files, decided by a count of the rows to stage; and the rows of the other names, by reason."""
     pipeline = work.source.pipeline
-    listed = set(pipeline.lakehouse.games()) - known
+    listed = set(games_of(pipeline.lakehouse)) - known
     # An object store also lists the folder of a first write that was never committed.
     of_one = [game for game in listed if not pipeline.lakehouse.is_partitioned]
     there = dict.fromkeys(listed, True) | for_games(of_one, lambda game: pipeline.lakehouse.silver(game).exists())
@@ -106,21 +106,23 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     source = SilverInput.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)
-    uris = files_with(handle, state.floor(Layer.SILVER) if above is None else above)
+    floor = state.floor(Layer.SILVER) if above is None else above
+    uris = files_with(handle, floor)
     if not uris:
         return []
     # Read first: PySpark's columns need a session, and this may be its first use.
     rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
     settings = pipeline.settings
     known = set(state.games)
-    rows = rows.select(F.col(settings.entity_column).alias("game")).where(
-        is_valid(F.col("game"), Routing.of(settings).reserved)
-    )
+    name = F.col(settings.entity_column)
+    later = rows.where((F.col("_batch") > floor) & is_valid(name, Routing.of(settings).reserved))  # a file may have others
+    rows = later.select(name.alias("game"))
     if settings.games:
         rows = rows.where(F.col("game").isin(*settings.games))
     most = len(known) + (len(settings.games) or most_games(settings))
     counted = rows.groupBy("game").agg(F.count(F.lit(1)).alias("rows")).orderBy(F.desc("rows"), "game").limit(most).collect()
-    admitted, _ = admit(settings, known, {r["game"]: int(r["rows"]) for r in counted if r["game"] not in known})
+    new = {r["game"]: int(r["rows"]) for r in counted if is_game(r["game"]) and r["game"] not in known}
+    admitted, _ = admit(settings, known, new)
     return sorted(admitted)
 
 

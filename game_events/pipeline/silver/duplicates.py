@@ -12,11 +12,11 @@ the same (`duplicates_in_spark`).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from game_events.decoding.columns import type_name
 from game_events.errors import ConfigurationError, some_columns
 from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txns
-from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
+from game_events.lakehouse.data.columns import BRONZE_ONLY, MESSAGE_TYPE, OWN_COLUMNS
 from game_events.lakehouse.data.reading import FilePart, FileSelection, numbered_parts, parts_of, read_parts
 from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.open_table import data_files
@@ -44,6 +44,7 @@ from game_events.workers.duplicates import (
     HASH,
     KEY,
     KNOWN,
+    LEFT_OUT,
     TIME,
     FindKnown,
     Hashes,
@@ -60,8 +61,11 @@ SETTING = "GAME_EVENTS_DEDUPLICATE"
 #: Columns by which rows are in bronze's order.
 ORDER = ("_batch", "_kafka_topic_id", "_kafka_partition", "_kafka_offset")
 
-#: Stretches of time that are compared with silver's files; of more, those of a game become one.
+#: Stretches of time that are compared with silver's files: longer ones where there would be more.
 MOST_STRETCHES = 100_000
+
+#: Microseconds of stretches that are as long as time.
+ALL_TIME_US = 2**62
 
 #: Other engines note times to the millisecond.
 MARGIN_US = 1_000_000
@@ -76,11 +80,15 @@ FEW_ROWS, HISTORY_TASK_ROWS = 2_000_000, 5_000_000
 MOST_KNOWN_ROWS = 2_000_000
 
 Numbers = npt.NDArray[np.int64]
-_NOTHING = np.zeros(0, np.int64)
+
+#: Columns with the bounds of stretches of time.
+BOUNDS = ("first", "last")
 
 
 def keys_of(settings: Settings, extensions: Extensions, columns: pa.Schema) -> tuple[Keys, list[str]]:
     """What tells rows with these columns of silver from each other; and why entries are left out, in words.
+
+    The game is in no key: rows of different games are never compared.
 
     ConfigurationError: a column cannot tell events from each other, is no time, or is not there, though the entry is for every
     game and type; or a transformation may make any number of rows, so that silver does not tell what came before.
@@ -92,12 +100,23 @@ def keys_of(settings: Settings, extensions: Extensions, columns: pa.Schema) -> t
         _refuse_transformed(where, entry, extensions)
         missing = _missing(where, entry, ARRIVAL if entry.of == "arrival" else settings.time_column, columns)
         if missing is None:
-            entries.append(entry)
+            entries.append(_within_games(where, entry, settings.entity_column))
         elif entry.games or entry.types:  # the first of these rows may be still to come
             notices.append(f"{missing}: {entry} is not looked for")
         else:
             raise ConfigurationError(f"{missing}. It has {some_columns(columns.names, entry.key[0])}")
     return Keys(settings.entity_column, settings.time_column, tuple(entries)), notices
+
+
+def _within_games(where: str, entry: Deduplicate, entity: str) -> Deduplicate:
+    """The entry without the column of the game in its key; ConfigurationError: the key has no other column."""
+    key = tuple(name for name in entry.key if name != entity)
+    if not key:
+        raise ConfigurationError(
+            f"{where}: {entity} alone does not tell the events of a game from each other: name what does in `key`, such as an "
+            f"event's id. {entity} can be left out, as only rows of the same one are compared"
+        )
+    return entry.model_copy(update={"key": key})
 
 
 def _missing(where: str, entry: Deduplicate, time: str, columns: pa.Schema) -> str | None:
@@ -115,7 +134,8 @@ def _missing(where: str, entry: Deduplicate, time: str, columns: pa.Schema) -> s
             f"{where}: {time} is {type_name(columns.field(time).type)}, no time: say `of: arrival`, or name another column in "
             "GAME_EVENTS_TIME_COLUMN"
         )
-    lacking = [name for name in (*entry.key, time) if name not in columns.names]
+    needed = (*entry.key, time, MESSAGE_TYPE) if entry.types else (*entry.key, time)
+    lacking = [name for name in needed if name not in columns.names]
     return f"{where}: bronze has no column {', '.join(lacking)}" if lacking else None
 
 
@@ -137,26 +157,25 @@ def _refuse_transformed(where: str, entry: Deduplicate, extensions: Extensions) 
 
 @dataclass(frozen=True)
 class NewKeys:
-    """Keys of new rows, in the order of their files: of each row its file's number in `paths`, and its place there.
+    """Keys of new rows of one file, in its order.
 
-    `rows`: columns with keys and order, and the game as `KEY`.
+    `places`: of each row in the file. `rows`: columns with keys and order, and the game as `KEY`.
     """
 
-    keyed: KeyedRows
-    paths: Sequence[str]
-    files: Numbers
+    path: str
     places: Numbers
+    keyed: KeyedRows
     rows: pa.Table
 
-    def without(self, violations: Violations) -> npt.NDArray[np.intp]:
-        """The numbers of the rows that rules let into silver."""
-        takes_part = np.ones(len(self.files), bool)
-        for number, path in enumerate(self.paths):
-            kept_out = violations.kept_out(path)
-            if len(kept_out):
-                of_file = slice(*np.searchsorted(self.files, [number, number + 1]))
-                takes_part[of_file] = ~np.isin(self.places[of_file], kept_out)
-        return np.flatnonzero(takes_part)
+    def take(self, which: npt.NDArray[np.intp]) -> NewKeys:
+        """Of some of the rows, whose numbers are ascending."""
+        if len(which) == len(self.places):
+            return self
+        return NewKeys(self.path, self.places[which], self.keyed.take(which), self.rows.take(pa.array(which)))
+
+    def without(self, violations: Violations) -> NewKeys:
+        """Of the rows that rules let into silver."""
+        return self.take(np.flatnonzero(~np.isin(self.places, violations.kept_out(self.path))))
 
 
 @dataclass(frozen=True)
@@ -164,12 +183,68 @@ class NewRows:
     """New rows of games that may have been sent twice.
 
     `games`: those with new rows. `times`: column -> game -> stretches of time, their first and last microseconds, ascending.
-    `keys`: of all new rows; None: they were not asked for, or are too many for this process.
+    `keys`: of all new rows, in parts; None: they were not asked for, or are too many for this process.
     """
 
     games: frozenset[str] = frozenset()
     times: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]] = field(default_factory=dict)
-    keys: NewKeys | None = None
+    keys: Sequence[NewKeys] | None = None
+
+
+@dataclass
+class _Stretches:
+    """The first and last times of rows of each game in stretches of time, which have no time in common.
+
+    `length`: of a stretch, in microseconds. `parts`: columns `game`, `first` and `last`. `rows`: of all parts.
+    """
+
+    length: int
+    parts: list[pa.Table]
+    rows: int = 0
+
+    @classmethod
+    def of(cls, window_us: int) -> Self:
+        """Without a row; a stretch is as long as a window, until they are too many."""
+        return cls(max(1, window_us), [pa.schema([("game", pa.string()), *((n, pa.int64()) for n in BOUNDS)]).empty_table()])
+
+    def add(self, codes: pa.Array, names: pa.Array, times: pa.ChunkedArray) -> None:
+        """Note times of rows; `codes`: the numbers of their games' names."""
+        micros = micros_of(times)
+        rows = pa.table({"game": codes, "first": micros, "last": micros})
+        part = _joined([rows.filter(pc.is_valid(micros)) if micros.null_count else rows], self.length)
+        self.parts.append(part.set_column(0, "game", names.take(part.column("game").combine_chunks())))
+        self.rows += part.num_rows
+        if self.rows > 2 * MOST_STRETCHES:
+            self.join()
+
+    def join(self) -> pa.Table:
+        """All of them, in one part."""
+        joined = _joined(self.parts, self.length)
+        while joined.num_rows > MOST_STRETCHES and self.length < ALL_TIME_US:
+            self.length *= 2
+            joined = _joined([joined], self.length)
+        self.parts = [joined]
+        self.rows = joined.num_rows
+        return joined
+
+    def by_game(self) -> Mapping[str, tuple[Numbers, Numbers]]:
+        """Game -> the first and the last times of its stretches, ascending."""
+        stretches = self.join().sort_by([("game", "ascending"), ("first", "ascending")])
+        names = stretches.column("game").to_pylist()
+        first, last = (stretches.column(name).to_numpy() for name in BOUNDS)
+        ends = dict[str, int]()
+        for number, name in enumerate(names, start=1):
+            ends[name] = number
+        starts = [0, *ends.values()]
+        return {name: (first[begin:end], last[begin:end]) for begin, (name, end) in zip(starts, ends.items(), strict=False)}
+
+
+def _joined(parts: Sequence[pa.Table], length: int) -> pa.Table:
+    """The parts' rows as one for each game and stretch; their stretches are as long, or were before it was doubled."""
+    rows = pa.concat_tables(parts)
+    rows = rows.append_column("number", pc.divide(rows.column("first"), length))
+    grouped = rows.group_by(["game", "number"], use_threads=False).aggregate([("first", "min"), ("last", "max")])
+    return grouped.select(["game", "first_min", "last_max"]).rename_columns(["game", *BOUNDS])
 
 
 @dataclass
@@ -183,7 +258,10 @@ class _Reader:
     above: Mapping[str, int] | int
     games: Collection[str]
     names: set[str] = field(default_factory=set)
-    stretches: dict[str, list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
+    stretches: dict[str, _Stretches] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stretches = {column: _Stretches.of(window_us) for column, window_us in self.keys.times.items()}
 
     def is_new(self, rows: pa.Table, games: pa.DictionaryArray) -> npt.NDArray[np.bool_]:
         """Mask of the new rows; notes their games and times."""
@@ -198,20 +276,20 @@ class _Reader:
         codes = games.indices.filter(noted.combine_chunks())
         names = games.dictionary.to_pylist()
         self.names.update(names[code] for code in pc.unique(codes).to_pylist())
-        for column, window in self.keys.times.items():
-            of_codes = _stretches(codes, rows.column(column).filter(noted), window)
-            named = games.dictionary.take(of_codes.column("game").combine_chunks())
-            self.stretches[column].append(of_codes.set_column(0, "game", named))
+        for column, stretches in self.stretches.items():
+            stretches.add(codes, games.dictionary, rows.column(column).filter(noted))
         return np.asarray(later.to_numpy(), bool)
 
-    def new_rows(self, keys: NewKeys | None) -> NewRows:
+    def new_rows(self, keys: Sequence[NewKeys] | None) -> NewRows:
         """What was read."""
-        times = {column: _by_game(parts) for column, parts in self.stretches.items()}
+        times = {column: stretches.by_game() for column, stretches in self.stretches.items()}
         return NewRows(frozenset(self.names), times, keys)
 
 
 def new_times(keys: Keys, bronze: Table, columns: pa.Schema, files: FileSelection, above: Mapping[str, int]) -> NewRows:
     """The games and times of new rows in files of bronze; `above`: game -> its rows of later batches are new."""
+    if not above:
+        return NewRows()
     wanted = pa.schema([f for f in columns if f.name in (keys.entity, "_batch", *keys.times)])
     reader = _Reader(keys, above, above.keys())
     for rows in read_parts(bronze, wanted, files.paths):
@@ -228,66 +306,32 @@ def new_keys(
     order = [OWN_COLUMNS.field(name) for name in ORDER]
     wanted = pa.schema([*order, *(f for f in columns if f.name in keys.columns and f.name not in ORDER)])
     kept = [*ORDER, *dict.fromkeys(name for entry in keys.entries for name in entry.key)]
-    parts = [NewKeys(KeyedRows.none(), (), _NOTHING, _NOTHING, wanted.empty_table().select(kept))]
+    parts: list[NewKeys] | None = []
     reading = _Reader(keys, above, games)
     size = 0
     with KeyReader(keys) as reader:
-        for number, first, rows in one_ahead(_numbered(bronze, wanted, files.paths)):
+        for path, first, rows in one_ahead(_with_paths(bronze, wanted, files.paths)):
             named = _games(rows, keys)
             is_new = reading.is_new(rows, named)
             size += buffer_bytes(rows)
-            parts = parts if size <= MOST_NEW_BYTES else []
-            if not parts:
-                continue
-            keyed = reader.of(rows, named)
-            which = np.flatnonzero((keyed.entries >= 0) & is_new)
-            taken = rows.select(kept).append_column(KEY, named)
-            taken = taken.take(pa.array(which)) if len(which) < rows.num_rows else taken
-            parts.append(NewKeys(keyed.take(which), (), np.full(len(which), number), which + first, taken))
-    return reading.new_rows(_together(parts, files.paths) if parts else None)
+            parts = parts if size <= MOST_NEW_BYTES else None
+            if parts is not None:
+                keyed = reader.of(rows, named)
+                part = NewKeys(
+                    path, np.arange(first, first + rows.num_rows), keyed, rows.select(kept).append_column(KEY, named)
+                )
+                parts.append(part.take(np.flatnonzero((keyed.entries >= 0) & is_new)))
+    return reading.new_rows(parts)
 
 
-def _numbered(bronze: Table, columns: pa.Schema, paths: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
-    """Rows of files, with the file's number and the place of the first of them there."""
-    for number, path in enumerate(paths):
-        yield from ((number, first, rows) for first, rows in numbered_parts(bronze, columns, [path]))
-
-
-def _together(parts: Sequence[NewKeys], paths: Sequence[str]) -> NewKeys:
-    files = np.concatenate([part.files for part in parts])
-    places = np.concatenate([part.places for part in parts])
-    rows = pa.concat_tables([part.rows for part in parts[1:]]) if len(parts) > 1 else parts[0].rows
-    return NewKeys(KeyedRows.of([part.keyed for part in parts]), paths, files, places, rows)
+def _with_paths(bronze: Table, columns: pa.Schema, paths: Sequence[str]) -> Iterator[tuple[str, int, pa.Table]]:
+    """Rows of files, with the file's path and the place of the first of them there."""
+    for path in paths:
+        yield from ((path, first, rows) for first, rows in numbered_parts(bronze, columns, [path]))
 
 
 def _games(rows: pa.Table, keys: Keys) -> pa.DictionaryArray:
     return rows.column(keys.entity).combine_chunks().dictionary_encode()
-
-
-def _stretches(games: pa.Array, times: pa.ChunkedArray, window: int) -> pa.Table:
-    """Number of a game -> first and last time of its rows in each stretch as long as a window."""
-    micros = micros_of(times)
-    rows = pa.table({"game": games, "number": pc.divide(micros, window), "first": micros, "last": micros})
-    return _joined([rows.filter(pc.is_valid(micros)) if micros.null_count else rows], ["game", "number"])
-
-
-def _joined(parts: Sequence[pa.Table], by: list[str]) -> pa.Table:
-    grouped = pa.concat_tables(parts).group_by(by, use_threads=False).aggregate([("first", "min"), ("last", "max")])
-    return grouped.rename_columns([*by, "first", "last"])
-
-
-def _by_game(parts: Sequence[pa.Table]) -> Mapping[str, tuple[Numbers, Numbers]]:
-    stretches = _joined(parts, ["game", "number"])
-    if stretches.num_rows > MOST_STRETCHES:
-        stretches = _joined([stretches], ["game"])
-    stretches = stretches.sort_by([("game", "ascending"), ("first", "ascending")])
-    names = stretches.column("game").to_pylist()
-    first, last = (stretches.column(name).to_numpy() for name in ("first", "last"))
-    ends = dict[str, int]()
-    for number, name in enumerate(names, start=1):
-        ends[name] = number
-    starts = [0, *ends.values()]
-    return {name: (first[begin:end], last[begin:end]) for begin, (name, end) in zip(starts, ends.items(), strict=False)}
 
 
 @dataclass(frozen=True)
@@ -360,7 +404,7 @@ def find(
     lakehouse: Lakehouse,
     keys: Keys,
     columns: pa.Schema,
-    new: NewKeys,
+    new: Sequence[NewKeys],
     violations: Violations | None,
     history: History,
 ) -> pa.Table | None:
@@ -369,19 +413,22 @@ def find(
     Hashes of all new keys are in memory; the workers look for these in silver, and what has one of them is compared.
     `columns`: silver's. `violations`: what rules keep out takes no part.
     """
-    part = np.arange(len(new.files)) if violations is None else new.without(violations)
-    hashes = new.keyed.hashes[part]
-    ordered = np.sort(hashes)
-    known = _known(spark, lakehouse, keys, columns, history, ordered)
+    parts = new if violations is None else [part.without(violations) for part in new]
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(part.keyed.hashes for part in parts)])
+    hashes.sort()
+    known = _known(spark, lakehouse, keys, columns, history, hashes)
     if known is None:
         return None
-    again = np.unique(np.concatenate([ordered[1:][ordered[1:] == ordered[:-1]], known.column(HASH).to_numpy()]))
-    which = part[Hashes.of(again).holds(hashes)]
-    is_compared = np.zeros(len(new.files), bool)
-    is_compared[which] = True
-    left_out = which[_left_out(keys, new.keyed.take(which), new.rows.filter(pa.array(is_compared)), known)]
-    paths = pa.array(new.paths, pa.string()).take(pa.array(new.files[left_out]))
-    return pa.table({FILE: paths, ROW: new.places[left_out]})
+    again = Hashes.of(np.sort(np.concatenate([hashes[1:][hashes[1:] == hashes[:-1]], known.column(HASH).to_numpy()])))
+    compared = [part.take(np.flatnonzero(again.holds(part.keyed.hashes))) for part in parts]
+    compared = [part for part in compared if len(part.places)]
+    if not compared:
+        return LEFT_OUT.empty_table()
+    keyed = KeyedRows.of([part.keyed for part in compared])
+    left_out = _left_out(keys, keyed, pa.concat_tables([part.rows for part in compared]), known)
+    paths = pa.chunked_array([pa.repeat(part.path, len(part.places)) for part in compared])
+    places = np.concatenate([part.places for part in compared])
+    return pa.table({FILE: paths, ROW: places}).filter(pa.array(left_out))
 
 
 def _known(

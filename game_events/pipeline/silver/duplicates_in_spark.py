@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.spark_files import read_files
 from game_events.pipeline.silver.duplicates import ORDER, History
 from game_events.rules import Deduplicate
@@ -47,21 +46,21 @@ def sent_twice(keys: Keys, new: DataFrame, old: DataFrame | None, count: int) ->
 
 def _keyed(keys: Keys, rows: DataFrame) -> DataFrame:
     """The rows that have a key and a time, with the number of their entry, their time and the hash of their key."""
-    number = F.coalesce(*(_number(keys, n, rows.columns) for n in range(len(keys.entries))))
+    number = F.coalesce(*(_number(keys, n) for n in range(len(keys.entries))))
     rows = rows.withColumn(ENTRY, number).where(F.col(ENTRY) >= 0)
     times = (F.unix_micros(F.col(quoted(keys.time_of(entry))).cast("timestamp")) for entry in keys.entries)
     hashes = (F.xxhash64(F.lit(n), *_values(keys, entry)) for n, entry in enumerate(keys.entries))
     return rows.withColumn(TIME, _of_entry(times)).withColumn(HASH, _of_entry(hashes))
 
 
-def _number(keys: Keys, number: int, columns: Sequence[str]) -> Column:
+def _number(keys: Keys, number: int) -> Column:
     """An entry's number for its rows, -1 for those that lack a value; NULL for rows of other games and types."""
     entry = keys.entries[number]
     is_mine = F.lit(True)
     if entry.games:
         is_mine &= F.col(quoted(keys.entity)).isin(*entry.games)
     if entry.types:
-        is_mine &= of_types(entry.types) if MESSAGE_TYPE in columns else F.lit(False)
+        is_mine &= of_types(entry.types)
     is_whole = F.col(quoted(keys.time_of(entry))).isNotNull()
     for value in _values(keys, entry):
         is_whole &= value.isNotNull()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -143,7 +143,7 @@ def _stage_from_watermark(
     return starts, result
 
 
-def _history(run: SilverRun, decisions: Decisions) -> tuple[History, NewKeys | None]:
+def _history(run: SilverRun, decisions: Decisions) -> tuple[History, Sequence[NewKeys] | None]:
     """What silver has of the games with rows above the low watermark, and the keys of these rows, if any can be a duplicate."""
     keys = run.source.keys
     if not keys.entries:
@@ -224,7 +224,7 @@ def _starts_with_due_rows(
 
 
 def _stage_admitted(
-    run: SilverRun, decisions: Decisions, history: History, new: NewKeys | None
+    run: SilverRun, decisions: Decisions, history: History, new: Sequence[NewKeys] | None
 ) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
     pipeline = run.pipeline

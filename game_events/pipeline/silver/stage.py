@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,10 +39,10 @@ from game_events.pipeline.quality import (
     file_column,
     find_violations,
     judge,
-    kept_out,
     out_of_stack,
     plain_names,
     require_valid,
+    violations_of,
     without_duplicates,
 )
 from game_events.pipeline.silver.duplicates import History, NewKeys, find, keys_of
@@ -153,10 +153,6 @@ class SilverInput:
         rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
         if rules.rules:
             require_valid(self.pipeline.spark, rules.rules, self.columns)
-        if MESSAGE_TYPE not in self.base.names and any(rule.types for rule in rules.rules):
-            raise ConfigurationError(
-                f"rules name message types, and bronze has no {MESSAGE_TYPE} yet: run `game-events redecode`"
-            )
         return rules
 
 
@@ -233,7 +229,7 @@ class Staging:
     decisions: Decisions
     left_out: frozenset[str] = frozenset()
     history: History = field(default_factory=History)
-    new: NewKeys | None = None
+    new: Sequence[NewKeys] | None = None
 
     @cached_property
     def files(self) -> FileSelection:
@@ -257,7 +253,7 @@ class Staging:
         entity = F.col(quoted(self.source.pipeline.settings.entity_column))
         return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
 
-    @property
+    @cached_property
     def task(self) -> FanOut:
         """The workers' part of the job, without rules."""
         source = self.source
@@ -326,11 +322,12 @@ class Staging:
             if violating is None:
                 return None
         if outcome.deduplicates:
-            twice = self._sent_twice_here(kept_out(outcome, self.files, violating, None)) if violating is not None else None
+            if violating is not None:
+                twice = self._sent_twice_here(violations_of(outcome, self.files, violating, None))
             twice = self._all_duplicates if twice is None else twice
             if twice is None:
                 return None
-        return replace(read, violations=kept_out(outcome, self.files, violating, twice))
+        return replace(read, violations=violations_of(outcome, self.files, violating, twice))
 
     def _sent_twice_here(self, violations: Violations | None) -> pa.Table | None:
         """`FILE` and `ROW` of the rows that were sent twice, found without Spark's plan; None: it has to look for them."""

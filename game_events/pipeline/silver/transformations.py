@@ -23,7 +23,7 @@ from game_events.extending import SilverTransformation
 from game_events.lakehouse.storage import explain
 from game_events.rules import is_named
 from game_events.spark.connect import is_session_lost
-from game_events.spark.schemas import arrow_schema, of_types, quoted, united
+from game_events.spark.schemas import arrow_schema, of_types, quoted, require_types, united
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -40,11 +40,13 @@ def transformed(
 
     `compared`: further columns that must stay as they are, as duplicates are found by them.
 
-    ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
+    ExtensionError: a function raised, or lost a column that the pipeline needs, or is for message types, and the rows are of
+    none: names the function, its file and line.
     """
     if not transformations:
         return rows, source
-    if any(transformation.types for transformation in transformations):
+    if of_types_only := [transformation for transformation in transformations if transformation.types]:
+        require_types(source.names, of_types_only)
         groups = by_game_and_type(transformations, entity)
         branches = [_applied(rows.where(which), some, source, entity, compared) for some, which in groups]
         return _together(branches, source, transformations)

@@ -9,6 +9,7 @@ from game_events.cli.dagster_run import finish, run_job
 from game_events.cli.output import Json, Output, words
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.transactions import games_of
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.plugins.export.delivery import ExportTarget
@@ -136,7 +137,7 @@ def _games(given: list[str] | None) -> list[str]:
     names = words(given)
     if not names:
         return []
-    there = sorted(Lakehouse.of(load_settings()).games())
+    there = sorted(games_of(Lakehouse.of(load_settings())))
     if names == ["all"]:
         return there
     unknown = sorted(set(names).difference(there))

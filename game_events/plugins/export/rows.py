@@ -33,7 +33,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringT
 from game_events.config.type_names import game_of, of_type, type_of
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_line
 from game_events.lakehouse.commits.group import for_games, opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, incarnation, silver_app, txn
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, games_of, incarnation, silver_app, txn
 from game_events.lakehouse.data.columns import SOURCE
 from game_events.lakehouse.data.reading import FileSelection, files_with, read_arrow, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_path, spark_schema
@@ -77,7 +77,7 @@ class Step:
     """New rows of one game, or of the table of one of its message types; `gold`: None unless gold is exported.
 
     Attributes:
-        name: what the table of silver is called (`tables.of_type`).
+        name: what the table of silver is called (`type_names.of_type`).
         above, upto: bronze batches (above, upto] are new.
         files: silver's files with new rows.
         origin: origin of the rows, for the chunks' keys.
@@ -137,7 +137,7 @@ def find_changes(pipeline: Pipeline, planned: DeltaTable | None, on_replaced: On
         except GameEventsError as error:  # of one game: the others are exported
             return str(error)
 
-    games = sorted(filter(is_game, pipeline.lakehouse.games()))
+    games = sorted(filter(is_game, games_of(pipeline.lakehouse)))
     of_gold = ExportSettings.of(pipeline.settings).rest_source == "gold"
     results = for_games(games if of_gold else [*games, *chain.from_iterable(listed.values())], find)
     steps = [step for step in results.values() if isinstance(step, Step)]

@@ -11,6 +11,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.config.type_names import game_of
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.transactions import games_of
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.reconcile import reconcile
@@ -224,6 +225,8 @@ def test_other_types_with_tables_are_refused_until_silver_is_refreshed_fully_and
     events += add(world(), 3, wave(gamer="eve"))
     refreshed(world())
     assert_whole(world(), events, by_game)
+    # The emptied tables are still there, and are no games.
+    assert games_of(Lakehouse.of(world().settings)) == list(GAMES)
 
 
 def _die(now):

@@ -21,7 +21,7 @@ SETTINGS = (ROOT / "docs" / "reference" / "settings.md").read_text()
 #: All of them that a reader may meet; what is generated of the code is not prose.
 DOCUMENTS = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = [ROOT / "docs" / "reference" / name for name in ("commands.md", "settings.md")]
-MAX_LINE, MAX_WORDS = 120, 45_000
+MAX_LINE, MAX_WORDS = 120, 52_000
 
 
 def test_every_setting_is_in_the_reference_with_its_default():

@@ -122,7 +122,6 @@ def test_a_row_belongs_to_the_entry_of_its_game_and_type_and_has_its_time():
         assert keyed.entries.tolist() == [0, 1, -1, -1]
         assert keyed.times[:2].tolist() == [0, 8]
         assert reader.of(rows, "go").entries.tolist() == [-1] * 4
-        assert reader.of(rows.drop_columns(["_message_type"]), "uno").entries.tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize(
@@ -153,3 +152,20 @@ def test_of_too_many_known_rows_none_are_returned(tmp_path, monkeypatch):
     assert known.column(TIME).to_pylist() == [0, 2]
     monkeypatch.setattr(module, "MOST_KNOWN", 1)
     assert run(job, task_numbers(0)) == module.KnownRows([], crowded=True)
+
+
+def test_any_number_of_entries_is_looked_for_and_each_distinct_key_is_hashed_once(monkeypatch):
+    asked = []
+    made = KeyReader._result
+    monkeypatch.setattr(
+        KeyReader, "_result", lambda self, view, rows, columns: asked.append(columns) or made(self, view, rows, columns)
+    )
+    names = [f"T{number}" for number in range(200)]
+    entries = [Deduplicate(key=("a", "b") if n % 2 else ("a",), window_h=1, types=(name,)) for n, name in enumerate(names)]
+    rows = events(a=["x"] * 201, b=["y"] * 201, _message_type=[*names, "T0"])
+    with KeyReader(keys(*entries)) as reader:
+        keyed = reader.of(rows, "uno")
+    assert keyed.entries.tolist() == [*range(200), 0]
+    assert len(set(keyed.hashes.tolist())) == 200
+    assert keyed.hashes[0] == keyed.hashes[200], "the same key of the same entry"
+    assert [len(columns) for columns in asked] == [2]

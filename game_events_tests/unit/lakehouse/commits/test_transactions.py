@@ -9,14 +9,16 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, silver_app
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, games_of, silver_app, types_digest
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.offsets import identity
 from game_events.plugins.files.delta_table import TABLE
 from game_events.plugins.files.records import FILES
 from game_events.sources.source import Partition
+from game_events_tests.support.tables import put
 
 TOPIC_ID = base64.b64encode(bytes(range(16))).decode().rstrip("=")
 TABLE_ID = str(uuid.UUID(int=7))
@@ -89,3 +91,20 @@ def test_gold_counts_by_content_of_silver(tmp_path, advance, suffix):
     commit(Commit(silver, pa.schema([("a", pa.int64())]), [], {}, {"batch": 1, **advance}, None))
     handle = silver.open()
     assert silver_app(handle) == f"silver:{handle.metadata().id}:{suffix}"
+
+
+def test_tables_of_message_types_that_settings_have_no_more_are_no_games(tmp_path):
+    lakehouse = Lakehouse.of(load_settings(lakehouse=str(tmp_path)))
+    digest = types_digest(["rummy:level_start", "rummy:paid"])
+    for name, txns in {
+        "rummy": {Txn.TYPES: digest},
+        "rummy__paid": {},
+        "rummy__level_start": {},
+        "go__a": {},
+        "uno": {},
+    }.items():
+        put(lakehouse.silver(name), {"game_name": ["a"]}, txns)
+    assert games_of(lakehouse) == ["go__a", "rummy", "uno"]
+    # One more is perhaps a game: rather a table too many than a game that is not seen.
+    put(lakehouse.silver("rummy__new"), {"game_name": ["a"]})
+    assert "rummy__new" in games_of(lakehouse)

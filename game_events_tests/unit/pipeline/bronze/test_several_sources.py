@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError, TransientError
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, last_app
 from game_events.lakehouse.data.columns import OWN_COLUMNS, SOURCE, bronze_schema, own_columns
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.pipeline.bronze import load
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offsets import changes, known_of_others, sources_noted, topics_known
-from game_events.pipeline.checks.table_checks import fresh, offsets_continuous
+from game_events.pipeline.checks import table_checks
+from game_events.pipeline.checks.table_checks import LastRecords, fresh, offsets_continuous
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.files.archive import archive
@@ -235,20 +239,46 @@ def test_a_failure_of_all_is_raised(world):
         world.run()
 
 
-def test_freshness_is_that_of_each_source(world):
+def at_clock(monkeypatch, seconds):
+    """Bronze's commits are made at this time."""
+    monkeypatch.setattr(load, "time", SimpleNamespace(time=lambda: seconds, monotonic=time.monotonic))
+
+
+def test_freshness_is_that_of_each_source_however_often_others_commit(world, monkeypatch):
+    now = int(time.time())
+    at_clock(monkeypatch, now - 150)
     world.run()
-    now = time.time()
-    assert fresh(world.pipeline(), now).passed
-    add_later(world, now)
-    found = fresh(world.pipeline(), now + 150)
+    assert fresh(world.pipeline(), now - 100).passed
+    at_clock(monkeypatch, now)
+    for end in (5, 6, 7):
+        world.source._of["eu"].latest = end
+        world.run()
+    found = fresh(world.pipeline(), now)
     assert not found.passed
-    assert "no records came from us for" in found.summary
+    assert "no records came from us for 150 s, 100 s are allowed" in found.summary
+    assert (found.counts["seconds_since_eu"], found.counts["seconds_since_us"]) == (0, 150)
 
 
-def add_later(world, now):
-    """A commit of records of the first source alone, 100 seconds later."""
+def test_a_source_that_never_sent_a_record_is_silent_since_it_came(world, monkeypatch):
+    world.source._of["us"].latest = 0
+    world.run()
     bronze = world.pipeline().bronze
-    handle = bronze.open()
-    batch = int(handle.transaction_version("batch") or 0) + 1
-    info = batch_info(batch, 1, 0, {EU: (4, 6)}) | {"timestamp": str(int((now + 100) * 1000))}
-    put(bronze, OWN_COLUMNS.empty_table(), {"batch": batch}, info=info)
+    now = bronze.open().metadata().created_time / 1000 + 150
+    put(bronze, OWN_COLUMNS.empty_table(), {"batch": 2, last_app("eu"): int(now)})
+    monkeypatch.setattr(table_checks, "last_records", lambda *_: LastRecords(datetime.fromtimestamp(now, UTC)))
+    assert "no records came from us for 150 s" in fresh(world.pipeline(), now).summary
+    bronze_of_eu = Lakehouse(str(world.root / "other")).table(BRONZE)
+    add(bronze_of_eu, 1, {EU: (0, 4)})
+    at_clock(monkeypatch, 7_000)
+    world.root = world.root / "other"
+    world.run()
+    assert bronze_of_eu.open().transaction_version(last_app("us")) == 7_000, "it came with this commit, without a record"
+
+
+def test_files_that_are_all_read_are_no_silent_source(world, tmp_path):
+    world.run()
+    add(world.pipeline().bronze, 2, {Partition("old", str(UUID(int=1)), 0, "files", "old"): (0, 1)})
+    chosen = {"eu": {}, "us": {}, "old": {"source": "files", "files_path": str(tmp_path)}}
+    found = fresh(without_spark(world.root, sources=chosen, freshness_s=100), time.time() + 50)
+    assert found.passed, found.summary
+    assert "seconds_since_old" not in found.counts

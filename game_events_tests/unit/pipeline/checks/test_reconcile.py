@@ -6,10 +6,11 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, types_digest
 from game_events.lakehouse.system_tables import Admission, CountedRows, GameRows, LeftOut
 from game_events.lakehouse.tables import BRONZE, Layer
 from game_events.pipeline.checks.reconcile import RowCounts, add_earlier, reconcile
@@ -22,8 +23,8 @@ from game_events_tests.support.tables import put
 class World:
     """Bronze and the silver table of one game, `uno`; the first batch was counted by an earlier check."""
 
-    def __init__(self, folder):
-        self.pipeline, self.counts_of_all = without_spark(folder), 0
+    def __init__(self, folder, **settings):
+        self.pipeline, self.counts_of_all = without_spark(folder, **settings), 0
         self.identity = BronzeIdentity.of(self.bronze(1))
         self.silver(1)
         self.pipeline.progress.update(self.identity.key, lambda now: replace(now, counted=CountedRows(1, {"uno": GameRows(1)})))
@@ -163,3 +164,16 @@ def test_a_table_that_is_gone_while_rows_wait_for_it_leads_to_a_count_of_all(wor
     shutil.rmtree(world.pipeline.lakehouse.silver("uno").uri)
     assert world.reconcile().unrouted == 2
     assert world.counts_of_all == 1
+
+
+def test_of_a_types_file_that_a_compaction_joined_only_rows_count_that_the_games_own_table_says_are_complete(tmp_path):
+    world = World(tmp_path, silver_per="entity_and_type")
+    world.bronze(2)
+    world.bronze(3)
+    # A crash has left the rows of batch 3, and maintenance has joined them with those of batch 2.
+    put(world.pipeline.lakehouse.silver("uno:paid"), {"game_name": ["uno"] * 2, "_batch": [2, 3]}, {world.identity.app: 3})
+    rows = pa.table({"game_name": pa.array([], pa.string()), "_batch": pa.array([], pa.int64())})
+    put(world.pipeline.lakehouse.silver("uno"), rows, {world.identity.app: 2, Txn.TYPES: types_digest(["uno:paid"])})
+    world.floor(2, {"uno": 2})
+    assert world.reconcile().passed
+    assert world.counts_of_all == 0

@@ -13,11 +13,12 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.extending import SilverTransformation
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
-from game_events.lakehouse.data.reading import selection
+from game_events.lakehouse.data.reading import FileSelection, selection
+from game_events.lakehouse.open_table import DataFile
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.runs.preflight import check_duplicates
 from game_events.pipeline.silver import duplicates as module
-from game_events.pipeline.silver.duplicates import History, find, keys_of, new_keys, new_times
+from game_events.pipeline.silver.duplicates import History, NewRows, find, keys_of, new_keys, new_times
 from game_events.rules import Deduplicate
 from game_events.workers.duplicates import Keys
 from game_events_tests.support.pipelines import without_spark
@@ -47,6 +48,11 @@ def wanted(*entries, columns=COLUMNS, transformations=(), **settings):
         ({"key": ["score"]}, {}, "score cannot be of the key, as it is double"),
         ({"key": ["_kafka_key"]}, {}, "_kafka_key cannot be of the key: silver lacks it"),
         ({"key": ["event_id", "_kafka_offset"]}, {}, "_kafka_offset cannot be of the key"),
+        (
+            {"key": ["game_name"]},
+            {},
+            "game_name alone does not tell the events of a game from each other: name what does in `key`",
+        ),
         ({}, {"time_column": "event_id"}, "event_id is string, no time: say `of: arrival`"),
     ],
 )
@@ -61,6 +67,13 @@ def test_an_entry_of_some_games_whose_columns_did_not_come_yet_waits_with_a_noti
     (notice,) = notices
     assert notice.endswith("entry 2: bronze has no column round: one round within 1 h of event time of go is not looked for")
     assert (keys.applies_to("uno"), keys.applies_to("go")) == (True, False)
+
+
+def test_an_entry_of_some_types_waits_with_a_notice_while_bronze_does_not_say_of_which_type_rows_are():
+    keys, (notice,) = wanted({"types": ["Paid"]})
+    assert keys.entries == ()
+    assert "bronze has no column _message_type" in notice
+    assert wanted({"types": ["Paid"]}, columns=COLUMNS.append(pa.field("_message_type", pa.string())))[1] == []
 
 
 def test_a_transformation_that_makes_any_number_of_rows_is_refused_for_games_with_an_entry():
@@ -116,6 +129,49 @@ def test_so_many_stretches_of_time_become_one(lakehouse, monkeypatch):
     assert len(read_hours(lakehouse, [0, 23])[0]) == 8
 
 
+@pytest.mark.parametrize("spread_h", [30, 200_000])
+def test_of_any_number_of_rows_no_more_stretches_are_held_and_each_time_is_in_one(lakehouse, monkeypatch, spread_h):
+    monkeypatch.setattr(module, "MOST_STRETCHES", 100)
+    monkeypatch.setattr(module, "read_parts", lambda *_: parts)
+    random = np.random.default_rng(spread_h)
+    hour = 3_600_000_000
+    times = [random.integers(-spread_h * hour, spread_h * hour, 500) for _ in range(20)]  # before 1970, too
+    parts = [
+        pa.table(
+            {
+                "game_name": pa.array([("uno", "go")[n % 2] for n in range(500)]),
+                "_batch": pa.array([1] * 500),
+                "event_timestamp": pa.array(part).cast(pa.timestamp("us", "UTC")),
+            }
+        )
+        for part in times
+    ]
+    held = []
+    joined = module._joined
+    monkeypatch.setattr(
+        module, "_joined", lambda tables, *by: held.append(sum(t.num_rows for t in tables)) or joined(tables, *by)
+    )
+    columns = pa.schema([f for f in COLUMNS if f.name != "_kafka_timestamp"])
+    new = new_times(KEYS, lakehouse.table("bronze_events"), columns, FileSelection("", ()), {"uno": 0, "go": 0})
+    assert max(held) <= 200 + 500
+    by_game = new.times["event_timestamp"]
+    assert sum(len(first) for first, _ in by_game.values()) <= 100
+    for number, game in enumerate(("uno", "go")):
+        first, last = by_game[game]
+        assert (first <= last).all()
+        assert (last[:-1] < first[1:]).all(), "stretches have no time in common"
+        mine = np.concatenate([part[number::2] for part in times])
+        at = np.searchsorted(last, mine)
+        assert (first[at] <= mine).all()
+        assert set(first) <= set(mine), "bounds are times of rows"
+        assert set(last) <= set(mine), "bounds are times of rows"
+
+
+def test_where_no_game_is_in_silver_yet_bronze_is_not_read_for_times(lakehouse):
+    files = FileSelection(str(lakehouse.root), (DataFile("not there.parquet", 1, 1, 1, 1),))
+    assert new_times(KEYS, lakehouse.table("bronze_events"), COLUMNS, files, {}) == NewRows()
+
+
 def test_only_rows_of_later_batches_are_new_and_others_are_compared_with_them_only_if_silver_has_them(lakehouse):
     bronze, silver = lakehouse.table("bronze_events"), lakehouse.silver("uno")
     put_rows(bronze, [1, 1], 1, ["a", "b"])
@@ -127,6 +183,17 @@ def test_only_rows_of_later_batches_are_new_and_others_are_compared_with_them_on
     left_out = find(lambda: None, lakehouse, KEYS, columns, new.keys, None, history)
     assert left_out.column("_row").to_pylist() == [1, 4]
     assert find(lambda: None, lakehouse, KEYS, columns, new.keys, None, History()).column("_row").to_pylist() == [4]
+
+
+def test_a_key_with_the_game_is_compared_with_silver_by_its_other_columns(lakehouse):
+    keys, _ = wanted({"key": ["game_name", "event_id"]})
+    bronze, silver = lakehouse.table("bronze_events"), lakehouse.silver("uno")
+    handle = put_rows(bronze, [1, 1], 2, ["a", "b"])
+    put_rows(silver, [1], 1, ["a"])
+    columns = pa.schema(handle.schema())
+    new = new_keys(keys, bronze, columns, selection(handle), 1, {"uno"})
+    history = History.of(keys, new, {"uno": {"uno": silver.open()}})
+    assert find(lambda: None, lakehouse, keys, columns, new.keys, None, history).column("_row").to_pylist() == [0]
 
 
 def test_what_is_too_much_for_this_process_is_left_to_spark(lakehouse, monkeypatch):
