@@ -236,6 +236,8 @@ def _expired(entry: TableMaintenance) -> Iterator[dict[str, Any]]:
         yield _row("gone_by_age", Layer.SILVER, table=entry.table, game=game, rows=rows)
     if entry.expired and not entry.expired_games:
         yield _row("gone_by_age", table=entry.table, rows=entry.expired)
+    if entry.raw_values:
+        yield _row("gone_by_age", table=entry.table, name="raw values", rows=entry.raw_values)
 
 
 def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]:

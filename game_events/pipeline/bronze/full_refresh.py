@@ -279,8 +279,8 @@ class _FullRefresh:
         undecodable = sum(file.rows for file in staged.quarantine)
         undecodable_kept = self.expired.quarantine.staying
 
-        of_rows = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, Txn.EXPIRED)
-        compared = (*of_rows, *(p.app for p in to))
+        of_rows = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES)
+        compared = (*of_rows, Txn.EXPIRED, Txn.RAW_EXPIRED, *(p.app for p in to))
         advance = {partition.app: offset for partition, offset in to.items()}
         advance |= identity(to)
         advance |= self._archive_noted()

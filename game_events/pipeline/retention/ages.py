@@ -86,7 +86,7 @@ class Ages:
             low, high = _bounds_of(actions, name)
             first = np.where(complete, first, np.minimum(first, low))
             last = np.where(complete, last, np.maximum(last, high))
-            complete |= _nulls(actions, name) == 0
+            complete |= nulls_in(actions, name) == 0
         # Rows without any time are never older.
         return first, np.where(complete, last, NEVER)
 
@@ -101,11 +101,11 @@ def _bounds_of(actions: pa.Table, name: str) -> tuple[Numbers, Numbers]:
         return np.full(actions.num_rows, FOR_EVER), np.full(actions.num_rows, NEVER)
     low = pc.fill_null(in_us(actions.column(f"min.{name}")), FOR_EVER).to_numpy()
     high = pc.fill_null(pc.add(in_us(actions.column(f"max.{name}")), CUT_US), NEVER).to_numpy()
-    is_empty = _nulls(actions, name) == actions.column("num_records").to_numpy()
+    is_empty = nulls_in(actions, name) == actions.column("num_records").to_numpy()
     return np.where(is_empty, NEVER, low), np.where(is_empty, FOR_EVER, high)
 
 
-def _nulls(actions: pa.Table, name: str) -> Numbers:
+def nulls_in(actions: pa.Table, name: str) -> Numbers:
     """NULLs of a column in each file; -1: not known."""
     if f"null_count.{name}" not in actions.column_names:
         return np.full(actions.num_rows, -1)

@@ -12,11 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -29,22 +27,21 @@ from game_events.lakehouse.commits.group import commit_group
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.reading import read_parts
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
-from game_events.lakehouse.maintenance import BATCH_ROWS, MOST_BYTES
+from game_events.lakehouse.maintenance import MOST_BYTES
 from game_events.lakehouse.parts import PartedTable
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,
     SILVER,
     Table,
-    add_actions,
-    files_of,
     table_id,
 )
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_BY_BATCH, bronze_commit
 from game_events.pipeline.reporting.result import TableMaintenance
-from game_events.pipeline.retention.ages import DAY_US, Ages, Mask
+from game_events.pipeline.retention.ages import DAY_US, Mask
+from game_events.pipeline.retention.files import candidates, rewritten
+from game_events.pipeline.retention.raw_values import drop_raw_values
 from game_events.pipeline.retention.settled import Plan, plan_of, plans_of_parts
 
 
@@ -70,23 +67,27 @@ class Old:
     left: int = 0
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file that may have older rows."""
-
-    path: str
-    rows: int
-    size: int
-    first_us: int
-    last_us: int
-    highest_batch: int | None
-
-
 def expire(
     pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
 ) -> DeltaTable:
-    """Remove a table's older rows, or count them; returns its newest version."""
+    """Remove a table's older rows and raw values, or count them; returns its newest version."""
     now_us = round(time.time() * 1_000_000)
+    handle = _without_rows(pipeline, days, table, handle, now_us, done, dry_run=dry_run)
+    if table.key == BRONZE and days.has("raw") and not done.skipped:
+        handle = drop_raw_values(pipeline, days, handle, now_us, done, dry_run=dry_run)
+    return handle
+
+
+def _without_rows(
+    pipeline: Pipeline,
+    days: RetentionDays,
+    table: Table,
+    handle: DeltaTable,
+    now_us: int,
+    done: TableMaintenance,
+    *,
+    dry_run: bool,
+) -> DeltaTable:
     if isinstance(handle, PartedTable):
         plans = plans_of_parts(pipeline, days, handle, now_us) if table.key == SILVER else []
     else:
@@ -147,8 +148,8 @@ def _commit_parts(pipeline: Pipeline, planned: Sequence[tuple[Plan, Old]], done:
 def find(plan: Plan) -> Old:
     """The rows that go now, the oldest files first; of most files only a few columns are read, or nothing."""
     old = Old()
-    rewritten = 0
-    for file in _candidates(plan.handle, plan.ages):
+    size = 0
+    for file in candidates(plan.handle, plan.ages):
         if not plan.counts_rows and file.last_us < min(plan.ages.limits) and plan.settled.whole(file.highest_batch):
             old.whole.append(file.path)
             old.rows += file.rows
@@ -161,34 +162,16 @@ def find(plan: Plan) -> Old:
         if not tally.rows or (tally.rows < file.rows and not tally.overdue):
             continue
         if tally.rows < file.rows:
-            if rewritten and rewritten + file.size > MOST_BYTES:
+            if size and size + file.size > MOST_BYTES:
                 old.left += tally.rows
                 continue
-            rewritten += file.size
+            size += file.size
         (old.whole if tally.rows == file.rows else old.mixed).append(file.path)
         old.rows += tally.rows
         old.bytes += file.size * tally.rows // max(1, file.rows)
         old.games += tally.games
         old.batches += tally.batches
     return old
-
-
-def _candidates(handle: DeltaTable, ages: Ages) -> Iterator[_File]:
-    """The files that may have older rows, by their statistics, the oldest first."""
-    actions = add_actions(handle)
-    if not actions.num_rows:
-        return
-    first, last = ages.bounds(actions)
-    batches = {unquote(file.path): file.highest_batch for file in files_of(handle)}
-    paths = [unquote(path) for path in actions.column("path").to_pylist()]
-    rows = actions.column("num_records").to_pylist()
-    sizes = actions.column("size_bytes").to_pylist()
-    for number in np.argsort(first, kind="stable").tolist():
-        if int(first[number]) >= ages.latest_limit:
-            return
-        path = paths[number]
-        bounds = (int(first[number]), int(last[number]))
-        yield _File(path, int(rows[number] or 0), int(sizes[number]), *bounds, batches[path])
 
 
 def _narrow(plan: Plan) -> pa.Schema:
@@ -231,13 +214,7 @@ def _staged(pipeline: Pipeline, plan: Plan, found: Old) -> Commit:
     """The commit that removes the rows, with the files that replace those with other rows."""
     handle = plan.handle
     plan.table.writable(handle, replaced=True)
-    files: list[StagedFile] = []
-    try:
-        for path in found.mixed:
-            files += _without_old(plan, path)
-    except BaseException:
-        discard(plan.table, files)
-        raise
+    files = rewritten(plan.table, handle, found.mixed, plan.without_old)
     failpoints.reach("expired_staged", plan.table.name)
     expected, advance = _transactions(plan, found)
     info = {MAINTENANCE_INFO: "rows by age", EXPIRED_INFO: str(found.rows), "run_id": pipeline.run_id}
@@ -255,20 +232,6 @@ def _staged(pipeline: Pipeline, plan: Plan, found: Old) -> Commit:
         rewritten=frozenset((*found.whole, *found.mixed)),
         info=info,
     )
-
-
-def _without_old(plan: Plan, path: str) -> list[StagedFile]:
-    """The rows of a file that stay, in their order, in new files of its partition."""
-    partition = plan.handle.metadata().partition_columns
-    schema = pa.schema([item for item in pa.schema(plan.handle.schema()) if item.name not in partition])
-    writer = StagedWriter(plan.table, schema, folder=path[: path.rfind("/") + 1])
-    try:
-        for rows in read_parts(plan.table, schema, [path], BATCH_ROWS):
-            writer.write(plan.without_old(rows))
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
 
 
 def _transactions(plan: Plan, found: Old) -> tuple[dict[str, int | None], dict[str, int]]:

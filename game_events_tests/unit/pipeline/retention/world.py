@@ -43,6 +43,7 @@ def events(ages: Sequence[float], batch: int, game: object = "uno", **columns: o
             "_kafka_offset": pa.array([batch * 1_000 + i for i in range(n)], pa.int64()),
             "_kafka_timestamp": pa.array([days_ago(age) for age in ages], US),
             "_message_type": pa.array([columns.get("of", TYPES[0])] * n, pa.string()),
+            "_raw_value": pa.array([b"raw"] * n, pa.binary()),
             "_batch": pa.array([batch] * n, pa.int64()),
             "game_name": pa.array([game] * n, pa.string()),
             "gamer_id": pa.array([f"g{i}" for i in range(n)], pa.string()),
@@ -116,6 +117,11 @@ class World:
         rows = table.open().to_pyarrow_table().column("_kafka_timestamp").to_pylist()
         now = datetime.fromtimestamp(time.time(), UTC)
         return sorted(round((now - at).total_seconds() / 86_400) for at in rows)
+
+    def raw_values(self) -> int:
+        """Rows of bronze with a raw value."""
+        column = self.pipeline.bronze.open().to_pyarrow_table().column("_raw_value")
+        return len(column) - column.null_count
 
     def reconcile(self, changed: Sequence[str] | None = None) -> Reconciliation:
         """A check of all rows, or of what is new; raises if it does not add up."""
