@@ -26,8 +26,10 @@ from benchmarks.figures import Figure, Step
 from benchmarks.games import games
 from benchmarks.graph import graph
 from benchmarks.history import history
+from benchmarks.iceberg import iceberg
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
+from benchmarks.layout import layout
 from benchmarks.layouts import layouts
 from benchmarks.message_types import types
 from benchmarks.model import model
@@ -64,6 +66,7 @@ SCENARIOS = SHORT | {
     "object_store": object_store,
     "history": history,
     "layouts": layouts,
+    "layout": layout,
     "types": types,
     "model": model,
     "memory": memory,
@@ -72,6 +75,7 @@ SCENARIOS = SHORT | {
     "decoding": decoding,
     "deduplicate": deduplicate,
     "rest": rest,
+    "iceberg": iceberg,
 }
 QUICK_EVENTS = 100_000
 QUICK_S = 20.0

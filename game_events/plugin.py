@@ -17,7 +17,7 @@ from typing import Any
 from game_events.errors import ConfigurationError
 
 #: Packages of the project's own plug-ins, in the order in which their parts are asked.
-BUILT_IN = ("files", "governance", "catalog", "export", "alerts", "local", "msk")
+BUILT_IN = ("files", "governance", "catalog", "export", "alerts", "local", "msk", "iceberg")
 ENTRY_POINTS = "game_events.plugins"
 
 

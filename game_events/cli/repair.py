@@ -166,19 +166,23 @@ Tables = Annotated[list[str] | None, typer.Option("--table", help="Only these ta
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be done, and do nothing.")]
 
-COLUMNS = ("table", "joined", "into", "renewed", "replaced", "orphans", "waiting", "files")
+Layout = Annotated[
+    bool, typer.Option("--layout", help="Until every file is as LAYOUT and STATISTICS_COLUMNS say: old tables, too.")
+]
+
+COLUMNS = ("table", "joined", "into", "renewed", "laid_out", "replaced", "orphans", "waiting", "files")
 #: Those of them that count what maintenance does.
-WORK = ("joined", "renewed", "replaced", "orphans")
+WORK = ("joined", "renewed", "laid_out", "replaced", "orphans")
 
 
-def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = False) -> None:
+def maintain(table: Tables = None, layout: Layout = False, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Join small files, renew outdated ones, delete unneeded ones, shorten logs, whoever is at work.
 
     No row changes, but for those older than GAME_EVENTS_RETENTION_DAYS: they are removed.
     """
     output = Output(as_json=as_json)
     with output.working("maintenance"):
-        result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run})
+        result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run, "layout": layout})
     if result.report:
         _show_maintenance(output, result.report.get("maintenance", {}), dry_run=dry_run)
     finish(output, result, "maintenance failed")
@@ -218,6 +222,9 @@ def _show_left(output: Output, tables: dict[str, dict[str, Any]]) -> None:
     outdated = sum(entry["outdated"] for entry in tables.values())
     if outdated:
         output.say(f"{outdated:,} files of an earlier release are left for the next time (docs/maintenance.md)")
+    spread = sum(entry["spread"] for entry in tables.values())
+    if spread:
+        output.say(f"{spread:,} files are not as LAYOUT says yet: `game-events maintain --layout` changes all of them")
     for entry in tables.values():
         if entry["skipped"]:
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")

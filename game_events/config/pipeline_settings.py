@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode
 
+from game_events.config.file_layout import Layouts, StatisticsColumns
 from game_events.config.names import Names, problem
 from game_events.config.retention import RetentionDays, problem_of
 from game_events.config.sources import kafka_login
@@ -225,6 +226,15 @@ class TableSettings(SettingsGroup):
     silver_types: NameList = ()
     """full names of the message types with tables of their own, comma separated; empty: all, unless records name their type
     themselves; rows of other types are in the game's own table"""
+
+    # --- layout of files (docs/maintenance.md)
+    layout: Layouts = Field(default_factory=dict)
+    """layer (`bronze`, `silver`) -> which rows are in one file: `day`: those of one day (UTC) of the event's time;
+    `arrival_day`: of the record's; or those with near values of columns: `silver=day,bronze=arrival_day`,
+    `silver=cluster(level, country)`, or a mapping, with columns as a list"""
+    statistics_columns: StatisticsColumns = Field(default_factory=dict)
+    """columns by whose bounds readers leave out files, beside the first 32: names, comma separated, or layer (`bronze`,
+    `silver`, `all`) -> names"""
 
     # --- maintenance (docs/maintenance.md)
     retention_h: float = Field(2.0, gt=0)

@@ -190,6 +190,17 @@ class Settings(
         return self
 
     @model_validator(mode="after")
+    def _no_bounds_of_persons(self) -> Self:
+        """Bounds are values in the tables' logs, which outlive the rows."""
+        names = {name for columns in self.statistics_columns.values() for name in columns}
+        if self.key_column in names:
+            raise ValueError(
+                f"GAME_EVENTS_STATISTICS_COLUMNS names {self.key_column}, the GAME_EVENTS_KEY_COLUMN: no value of it may be in "
+                "a table's log. Readers find it by the files' own statistics (docs/maintenance.md)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _topics_of_one_name_are_alike(self) -> Self:
         """A topic's columns are those of all sources: without a schema, their entries must say the same of it."""
         each = settings_of_each(self)

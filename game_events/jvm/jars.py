@@ -44,11 +44,25 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Group:
-    """Jars that are fetched together: name, configurations of the Ivy file, and description with the size."""
+    """Jars that are fetched together: name, configurations of the Ivy file, and description with the size.
+
+    `folder`: where Ivy file and pins are, if not beside this module: those of tests.
+    """
 
     name: str
     confs: tuple[str, ...]
     what: str
+    folder: Path | None = None
+
+    @property
+    def ivy_file(self) -> Path:
+        """What is fetched."""
+        return IVY_FILE if self.folder is None else self.folder / IVY_FILE.name
+
+    @property
+    def pins(self) -> Path:
+        """The SHA-256 of every file."""
+        return PINS if self.folder is None else self.folder / PINS.name
 
 
 SPARK = Group("spark", ("spark",), "Delta (about 17 MB, once per machine)")
@@ -137,7 +151,7 @@ def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
 
 def pinned(group: Group) -> Mapping[str, str]:
     """Path below a group's folder -> pinned SHA-256, of archives and of their content."""
-    lines = (line.split(maxsplit=1) for line in PINS.read_text().splitlines() if not line.startswith("#"))
+    lines = (line.split(maxsplit=1) for line in group.pins.read_text().splitlines() if not line.startswith("#"))
     return {name: digest for digest, name in lines if name.split("/")[0] in group.confs}
 
 
@@ -169,7 +183,7 @@ def fetch(group: Group, target: Path, ivy_cache: Path) -> None:
     """Fetch a group's files into a new folder, without verification."""
     command = [
         *(str(find_java()), f"-Dcache.dir={ivy_cache}", "-jar", str(_ivy_jar())),
-        *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(IVY_FILE)),
+        *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(group.ivy_file)),
         *("-confs", *group.confs),
         *("-retrieve", f"{target.name}/{PATTERN}"),
     ]
@@ -205,7 +219,7 @@ def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
             whole,
             as_fetched,
             "the repository, or a proxy before it, has other files than the pinned ones. Ask its administrator; if "
-            "game_events/jvm/ivy.xml was changed on purpose, renew the pins (`make lock-jars`)",
+            f"{group.ivy_file.name} was changed on purpose, renew the pins (`make lock-jars`)",
         )
         unpack(whole)
         whole.rename(folder)

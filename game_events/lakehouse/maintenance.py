@@ -14,8 +14,9 @@ are never touched; and orphans of killed runs.
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from urllib.parse import unquote
 
@@ -28,6 +29,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
+from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, days_of_files, has_days
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     StagedFile,
@@ -36,10 +38,12 @@ from game_events.lakehouse.data.staging import (
     discard,
     file_system,
     floating_columns,
+    has_mark,
     is_current,
 )
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
+from game_events.lakehouse.table_properties import STATISTICS_OF
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
 
 #: Rows in memory at a time, besides the writer's row group.
@@ -73,6 +77,10 @@ SMALLEST_CLASS_BYTES = 64 * 1024
 #: How many times larger each next size class is.
 CLASS_FACTOR = 8
 
+#: Bytes of a partition's files with rows of several days for which they are divided: readers hardly notice fewer, and each day
+#: would get a tiny file with every maintenance.
+SPREAD_BYTES = 1024 * 1024
+
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
@@ -86,16 +94,39 @@ def _same_in_group(table: Table, handle: DeltaTable) -> list[str]:
 
 
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
-    """Groups of paths that are worth merging, each into about one file, oldest batches first."""
+    """Groups of paths that are worth merging, each into about one file, oldest batches first.
+
+    In a table with a layout those of one day, and none of a range of values that others have not.
+    """
     actions = add_actions(handle)
     order = "min._batch" if "min._batch" in actions.column_names else "modification_time"
+    actions = actions.sort_by([(order, "ascending")])
     bounds = [name for name in _same_in_group(table, handle) if name in actions.column_names]
+    layout = table.file_layout
+    column = day_column(table, handle)
+    days = days_of_files(actions, column) if column is not None else [NO_DAY] * actions.num_rows
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
-    for file in actions.sort_by([(order, "ascending")]).select(["path", "size_bytes", *bounds]).to_pylist():
-        if file["size_bytes"] * 2 <= goal.bytes:
-            key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
-            classes[key].append((file["path"], file["size_bytes"]))
+    for file, day in zip(actions.select(["path", "size_bytes", *bounds]).to_pylist(), days, strict=True):
+        # Those of several days are merged until they are worth to be divided.
+        is_apart = day == ODD_DAY or (day is None and _is_full(goal) and file["size_bytes"] >= SPREAD_BYTES)
+        is_apart = is_apart or (bool(layout.cluster) and has_mark(file["path"], layout.mark))
+        if file["size_bytes"] * 2 <= goal.bytes and not is_apart:
+            size_class = 0 if _is_full(goal) and column is None else size_class_of(file["size_bytes"])
+            classes[size_class, day, *(file[name] for name in bounds)].append((file["path"], file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
+
+
+def day_column(table: Table, handle: DeltaTable) -> str | None:
+    """The column by whose days a table's files are; None: by none, or readers do not see its bounds."""
+    column = table.file_layout.day
+    if column is None or not has_days(columns_in_files(handle), column):
+        return None
+    others = handle.metadata().configuration.get(STATISTICS_OF)
+    return column if others is None or column in map(_unquoted, others.split(",")) else None
+
+
+def _unquoted(name: str) -> str:
+    return name.strip().strip("`")
 
 
 def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
@@ -112,9 +143,16 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
         size += length
 
 
-def _size_class(size: int, goal: Goal) -> int:
-    if goal.files <= CLASS_FACTOR:
-        return 0  # once: all sizes together
+def _is_full(goal: Goal) -> bool:
+    """Whether files of all sizes are merged, once; else those of one size class.
+
+    Not those of a day, which gets late rows for weeks: its large file is not written again for them.
+    """
+    return goal.files <= CLASS_FACTOR
+
+
+def size_class_of(size: int) -> int:
+    """The number of a file's size class."""
     number = 0
     while size >= SMALLEST_CLASS_BYTES * CLASS_FACTOR**number:
         number += 1
@@ -126,18 +164,45 @@ def join_files(table: Table, handle: DeltaTable, group: list[str], order: Sequen
 
     `order`: columns by which rows are sorted, `SORTED_BYTES` at a time: who reads some of their values reads fewer row groups.
     """
-    files = _written_again(table, handle, group, order)
+    return join_groups(table, handle, [group], order)
+
+
+def join_groups(table: Table, handle: DeltaTable, groups: Iterable[list[str]], order: Sequence[str] = ()) -> Landed:
+    """As `join_files`, of several groups in one commit."""
+    together = list(groups)
+    files = staged_together(table, (partial(written_again, table, handle, group, order) for group in together))
     failpoints.reach("joined_staged", table.name)
-    landed = _replace(table, handle, group, files, "compaction")
+    landed = replace_files(table, handle, chain.from_iterable(together), files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
 
 
-def _written_again(table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = ()) -> list[StagedFile]:
+def staged_together(table: Table, writes: Iterable[Callable[[], list[StagedFile]]]) -> list[StagedFile]:
+    """The files that several calls write; after an error of one there are none."""
+    files = list[StagedFile]()
+    try:
+        for write in writes:
+            files += write()
+    except BaseException:
+        discard(table, files)
+        raise
+    return files
+
+
+#: Makes the writer of files with these columns in a folder.
+MakeWriter = Callable[[Table, pa.Schema, str], "StagedWriter | DayWriter | RangeWriter"]
+
+
+def _plain_writer(table: Table, schema: pa.Schema, folder: str) -> StagedWriter:
+    return StagedWriter(table, schema, folder=folder)
+
+
+def written_again(
+    table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = (), make: MakeWriter = _plain_writer
+) -> list[StagedFile]:
     """The rows of files of one partition in new files of that."""
-    partition = handle.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-    writer = StagedWriter(table, schema, folder=paths[0][: paths[0].rfind("/") + 1])
+    schema = columns_in_files(handle)
+    writer = make(table, schema, folder_of(paths[0]))
     try:
         read = read_parts(table, schema, paths, BATCH_ROWS)
         for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
@@ -146,6 +211,17 @@ def _written_again(table: Table, handle: DeltaTable, paths: list[str], order: Se
     except BaseException:
         writer.abort()
         raise
+
+
+def columns_in_files(handle: DeltaTable) -> pa.Schema:
+    """The columns that a table's files have: not those of its partitions."""
+    partition = handle.metadata().partition_columns
+    return pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+
+
+def folder_of(path: str) -> str:
+    """The folder of a file, with its slash: its partition."""
+    return path[: path.rfind("/") + 1]
 
 
 def _sorted(parts: Iterable[pa.Table], order: Sequence[str]) -> Iterator[tuple[pa.Table, int]]:
@@ -166,7 +242,7 @@ def _sorted(parts: Iterable[pa.Table], order: Sequence[str]) -> Iterator[tuple[p
             size = 0
 
 
-def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
+def replace_files(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
     """Commit files that hold the same rows as those of these paths, in their place."""
     return commit(
         Commit(
@@ -236,12 +312,13 @@ def _escaped(actions: pa.Table) -> list[bool]:
     return flags
 
 
-def first_groups(files: Sequence[OutdatedFile]) -> Iterator[list[OutdatedFile]]:
-    """Files for one commit each, the first ones of at most `MOST_BYTES` together, but at least one."""
+def first_groups(files: Sequence[OutdatedFile], most_bytes: float | None = None) -> Iterator[list[OutdatedFile]]:
+    """Files for one commit each, the first ones of at most so many bytes together (None: `MOST_BYTES`), but at least one."""
+    most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     group: list[OutdatedFile] = []
     size = total = 0
     for file in files:
-        if total and total + file.size > MOST_BYTES:
+        if total and total + file.size > most_bytes:
             break
         if group and (size + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
             yield group
@@ -260,15 +337,9 @@ def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> La
     Raises as `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     paths = [file.path for file in group]
-    files = list[StagedFile]()
-    try:
-        for path in paths:
-            files += _written_again(table, handle, [path])
-    except BaseException:
-        discard(table, files)
-        raise
+    files = staged_together(table, (partial(written_again, table, handle, [path]) for path in paths))
     failpoints.reach("renewed_staged", table.name)
-    landed = _replace(table, handle, paths, files, "renewal")
+    landed = replace_files(table, handle, paths, files, "renewal")
     failpoints.reach("renewed_committed", table.name)
     return landed
 

@@ -504,7 +504,21 @@ EVENT_LOG_SCHEMA = schema_of(
 )
 
 #: Kinds of rows besides those of counters (docs/observability.md describes all of them).
-KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "maintenance", "gone_by_age")
+KINDS = (
+    "run",
+    "layer",
+    "read",
+    "table",
+    "gap",
+    "erased",
+    "exported",
+    "schema",
+    "rule",
+    "check",
+    "maintenance",
+    "iceberg",
+    "gone_by_age",
+)
 EventRow = Mapping[str, Any]
 
 

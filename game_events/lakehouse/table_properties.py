@@ -13,10 +13,12 @@ Columns", "Identity Columns", "Append-only Tables", "Schema Serialization Format
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 
@@ -193,11 +195,17 @@ KEPT_CHECKPOINT_COMMITS = 30
 #: within the retention need; a handle reads its checkpoint only when it is asked for progress, and would fail then.
 KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 
+#: Number of columns, nested ones counted, whose statistics readers look at, and writers of other engines make: Delta's default.
+INDEXED, INDEXED_COLUMNS = "delta.dataSkippingNumIndexedCols", 32
+
+#: The only columns with statistics, where somebody else has set it.
+STATISTICS_OF = "delta.dataSkippingStatsColumns"
+
 #: Properties of the tables that this project makes.
 PROPERTIES = frozenset(
     {
         "delta.checkpointInterval",
-        "delta.dataSkippingNumIndexedCols",
+        INDEXED,
         "delta.deletedFileRetentionDuration",
         "delta.enableExpiredLogCleanup",
         "delta.logRetentionDuration",
@@ -236,14 +244,30 @@ class Retention:
             "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",
         }
 
-    def apply(self, table: str, handle: DeltaTable) -> bool:
-        """Set these properties in a separate commit, if the table has others; whether it had."""
-        wanted = dict(self.properties(table))
+    def apply(self, table: str, handle: DeltaTable, more: Mapping[str, str] = MappingProxyType({})) -> bool:
+        """Set these properties, and more, in a separate commit, if the table has others; whether it had."""
+        wanted = {**self.properties(table), **more}
         held = handle.metadata().configuration
         if all(held.get(key) == value for key, value in wanted.items()):
             return False
         handle.alter.set_table_properties(wanted, post_commithook_properties=KEEP_LOG)
         return True
+
+
+def indexed_up_to(schema: pa.Schema, columns: Collection[str], held: str | None = None) -> dict[str, str]:
+    """The property with which statistics of these columns are looked at, too; nothing if the one that is held will do."""
+    ends = np.cumsum([sum(1 for _ in _leaves(field.type)) for field in schema]).tolist()
+    last = max((end for field, end in zip(schema, ends, strict=True) if field.name in columns), default=0)
+    now = int(held) if held is not None and held.lstrip("-").isdigit() else INDEXED_COLUMNS
+    return {} if now < 0 or last <= now else {INDEXED: str(last)}
+
+
+def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if not pa.types.is_struct(kind):
+        yield kind
+        return
+    for part in kind:
+        yield from _leaves(part.type)
 
 
 #: Version of the tables' own format, in the metadata of a table's first column, as delta-rs takes no table properties but
@@ -331,6 +355,7 @@ class Sizes:
             memory.
         sent_rows: rows that a worker sends to Spark together: each batch costs Spark more than some hundred rows.
         sorted_rows: rows that a worker sorts by game at a time: so many that a game's part is more than a handful of rows.
+        day_rows: rows for which a day gets a file of its own as they are written (`data/layout.py`).
     """
 
     read_rows: int = 1_048_576
@@ -338,3 +363,4 @@ class Sizes:
     row_group_rows: int = 131_072
     sent_rows: int = 10_000
     sorted_rows: int = 262_144
+    day_rows: int = 5_000

@@ -26,6 +26,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.definitions.computed import RESERVED_GAMES, is_name
+from game_events.config.file_layout import NO_LAYOUT, FileLayout, file_layouts
 from game_events.config.names import FORMER_OWN, OWN, PROGRESS, Names
 from game_events.config.settings import Settings
 from game_events.config.type_names import SEPARATOR, TYPE_MARK, game_of, of_type, type_of
@@ -248,6 +249,7 @@ class Table:
         sizes: what is read and written at a time.
         by: column by which the table is partitioned, if each of its parts is used as the table of a game.
         part: a game: this is its part of such a table, and handles are `Part`; None: it is a whole table.
+        file_layout: which rows are in one of its files.
     """
 
     name: str
@@ -262,6 +264,7 @@ class Table:
     sizes: Sizes = field(default_factory=Sizes)
     by: str | None = None
     part: str | None = None
+    file_layout: FileLayout = NO_LAYOUT
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -433,6 +436,8 @@ class Lakehouse:
         self.time = ""
         #: Whether games have silver tables for each message type.
         self.per_type = False
+        #: Layer -> layout of its tables' files, of those that have any.
+        self.file_layouts: Mapping[str, FileLayout] = {}
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -455,6 +460,7 @@ class Lakehouse:
         lakehouse.entity = settings.entity_column
         lakehouse.time = settings.time_column
         lakehouse.per_type = settings.type_tables is not None
+        lakehouse.file_layouts = file_layouts(settings.layout, settings.statistics_columns, settings.time_column)
         return lakehouse
 
     def __getstate__(self) -> dict[str, Any]:
@@ -497,7 +503,9 @@ class Lakehouse:
         name = self.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
         where = name, f"{self.root}/{name}", self.options
-        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes)
+        layer = Layer.SILVER if is_silver(key) else Layer.BRONZE if key == BRONZE else ""
+        layout = self.file_layouts.get(layer, NO_LAYOUT)
+        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes, file_layout=layout)
 
     def name_of(self, key: str) -> str:
         """The name of the table of a key."""
@@ -558,7 +566,9 @@ class Lakehouse:
         with store_errors_named(self.root):
             system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
             listed = system.get_file_info(pafs.FileSelector("", recursive=False))
-        return self._keys_of(f.base_name for f in listed if f.type == pafs.FileType.Directory)
+        # What begins so is hidden, as for Spark and Hive: plug-ins keep things beside the tables.
+        folders = (f.base_name for f in listed if f.type == pafs.FileType.Directory)
+        return self._keys_of(name for name in folders if not name.startswith("_"))
 
     def _keys_of(self, names: Iterable[str]) -> list[str]:
         """As `Names.keys_of`, with the game and the message type of each name that has both."""

@@ -254,6 +254,7 @@ class MaintenanceConfig(dg.Config):
 
     tables: list[str] = Field(default=[], description="Tables, or layers; empty: all of them.")
     dry_run: bool = Field(default=False, description="Only count what would be joined and deleted.")
+    layout: bool = Field(default=False, description="Until every file is as LAYOUT and STATISTICS_COLUMNS say.")
 
 
 def build_maintain(graph: Graph) -> dg.JobDefinition:
@@ -270,7 +271,7 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
     )
     def look_after_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> Iterator[dg.Output[None]]:
         with graph.lakehouse(context).recorded(context, "maintain") as (pipeline, report):
-            maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run)
+            maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run, layout=config.layout)
         tables = report.maintenance.values()
         failed = [entry for entry in tables if entry.error]
         metadata: dict[str, Any] = {
@@ -295,7 +296,7 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
 
 def _table(tables: Iterable[TableMaintenance]) -> dg.TableMetadataValue:
     """The tables that were changed."""
-    numbers = ("joined", "into", "renewed", "replaced", "orphans", "waiting", "expired")
+    numbers = ("joined", "into", "renewed", "laid_out", "replaced", "orphans", "waiting", "expired")
     rows = [
         {"table": entry.table, **{name: getattr(entry, name) for name in numbers}, "note": entry.error or entry.skipped or ""}
         for entry in tables

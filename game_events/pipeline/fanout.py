@@ -24,6 +24,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.config.file_layout import NO_LAYOUT
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.reading import FileSelection, SelectedFiles, selection
 from game_events.lakehouse.data.staging import StagedFile, discard
@@ -175,8 +176,14 @@ class OnePass:
 
     def _has_small_files(self) -> bool:
         """Whether the held files have fewer rows than those that silver's own job would write."""
-        files = list(chain.from_iterable(self._held[1].files.values())) if self._held is not None else []
-        return sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
+        if self._held is None:
+            return False
+        task, result = self._held
+        files = list(chain.from_iterable(result.files.values()))
+        layout = task.lakehouse.file_layouts.get(task.layer, NO_LAYOUT)
+        # By day, there may be one of late rows beside each of a day, whoever writes them.
+        fewest = FEWEST_FILE_ROWS if layout.day is None else FEWEST_FILE_ROWS // 2
+        return sum(file.rows for file in files) < len(files) * fewest
 
     def _most_games(self, tasks: int) -> int | None:
         """Games for which one of so many tasks writes files at most; None: any number, as each game gets one file."""

@@ -5,14 +5,17 @@ files stay. What a concurrent writer prevents, or an error of one table, is done
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
+from game_events.config.file_layout import NO_LAYOUT
 from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
@@ -21,20 +24,31 @@ from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import unchecked_restore
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
+from game_events.lakehouse.laying_out import (
+    can_be_sorted,
+    count,
+    due_in_loop,
+    first_of,
+    lay_out,
+    not_laid_out,
+    without_statistics,
+)
 from game_events.lakehouse.maintenance import (
     FULL_GOAL,
     LOOP_GOAL,
+    MOST_BYTES,
     Goal,
+    OutdatedFile,
     ReplacedFiles,
     delete_files,
     first_groups,
-    join_files,
+    join_groups,
     orphans,
     outdated_files,
     renew,
     small_files,
 )
-from game_events.lakehouse.table_properties import is_derived
+from game_events.lakehouse.table_properties import INDEXED, indexed_up_to, is_derived
 from game_events.lakehouse.tables import (
     EVENT_LOG,
     OWN_TABLES,
@@ -60,6 +74,8 @@ log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
 #: A log with more entries gets a checkpoint, so that older entries can be deleted.
 LOG_ENTRIES = 10
+#: Groups of small files, each of a day, that are merged in one commit.
+GROUPS_OF_DAYS = 64
 #: In a loop a table is due after so many commits, or so many seconds after one.
 COMMITS, SECONDS = 16, 300.0
 #: Maximum share of the loop's time (`IncrementalMaintenance.share`).
@@ -69,10 +85,13 @@ SHARE = 0.1
 MOST_SAVED_S, MOST_AT_ONCE_S = 0.1, 1.0
 
 
-def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
+def maintain(
+    pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False, layout: bool = False
+) -> None:
     """Maintain the tables, several at a time; no Spark job.
 
-    `only`: names of tables; empty: all of this project. `dry_run`: only count what would be done.
+    `only`: names of tables; empty: all of this project. `dry_run`: only count what would be done. `layout`: until no file is
+    left that the settings want otherwise, with more statistics, too.
 
     Raises:
         ConfigurationError: a name in `only` has no table.
@@ -88,7 +107,7 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
     wanted = [name for name in names if (name in chosen.values() if only else _is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
 
-    work = partial(_count if dry_run else _work, pipeline)
+    work = partial(_count if dry_run else _work, pipeline, layout)
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
         report.add_maintenance(pool.map(lambda name: _maintained(pipeline.lakehouse.table(name), work), wanted))
     report.add_seconds("maintenance", time.monotonic() - began)
@@ -169,25 +188,33 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
 
 
 def _tidy(
-    known: ReplacedFiles, handle: DeltaTable, goal: Goal, done: TableMaintenance, lakehouse: Lakehouse | None = None
+    known: ReplacedFiles,
+    handle: DeltaTable,
+    goal: Goal,
+    done: TableMaintenance,
+    lakehouse: Lakehouse | None = None,
+    *,
+    layout: bool = False,
 ) -> DeltaTable:
     """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version.
 
-    `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too.
+    `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too. `layout`: as of `maintain`.
     """
     table = known.table
-    if table.retention.apply(table.key, handle):
+    if table.retention.apply(table.key, handle, _properties(table, handle)):
         handle = table.open() or handle
-    groups = _groups_of(table, handle, goal)
     order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()
-    for group in groups:
-        landed = join_files(table, handle, group, order)
-        done.joined += len(group)
+    if table.file_layout != NO_LAYOUT:
+        handle = _laid_out(table, handle, order, done, in_loop=lakehouse is None, all_files=layout)
+    groups = _groups_of(table, handle, goal)
+    for several in _commits(table, groups):
+        landed = join_groups(table, handle, several, order)
+        done.joined += sum(map(len, several))
         done.into += landed.files
         done.joined_bytes += landed.bytes
     handle = (table.open() or handle) if groups else handle
     if lakehouse is not None:
-        handle = _renewed(table, handle, done)
+        handle = _renewed(table, handle, done, statistics=layout)
     known.read_log(handle)
     done.replaced += known.delete(table.retention.seconds(table.key))
     done.waiting = len(known.waiting)
@@ -195,21 +222,61 @@ def _tidy(
     return handle
 
 
-def _renewed(table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
-    """Renew the oldest outdated files, as many as there is time for; returns the newest version.
+def _properties(table: Table, handle: DeltaTable) -> dict[str, str]:
+    """Properties that the layout needs beside the others, so that readers look at the statistics of its columns."""
+    columns = table.file_layout.with_statistics
+    return indexed_up_to(pa.schema(handle.schema()), columns, handle.metadata().configuration.get(INDEXED)) if columns else {}
 
-    A lost file is an error of the table, and its group is left for the next maintenance.
+
+def _laid_out(
+    table: Table, handle: DeltaTable, order: Sequence[str], done: TableMaintenance, *, in_loop: bool, all_files: bool
+) -> DeltaTable:
+    """Put rows into files as the layout says, of the oldest files, as many as there is time for; returns the newest version.
+
+    `all_files`: of all. A lost file is an error of the table.
     """
-    outdated = outdated_files(handle)
-    for group in first_groups(outdated):
+    spread = due_in_loop(table, handle) if in_loop else not_laid_out(table, handle, few=all_files)
+    chosen = spread if all_files else first_of(spread, MOST_BYTES)
+    done.laid_out += _written(chosen, partial(lay_out, table, handle, order=order), done)
+    done.spread = 0 if in_loop else count(spread) - done.laid_out
+    return (table.open() or handle) if spread else handle
+
+
+def _written(
+    groups: Iterable[Sequence[OutdatedFile]], write: Callable[[Sequence[OutdatedFile]], object], done: TableMaintenance
+) -> int:
+    """Write groups of files again; the number of files. A lost file is an error of the table, and its group is left."""
+    written = 0
+    for group in groups:
         try:
-            renew(table, handle, group)
+            write(group)
         except LostFileError as error:
             done.error = str(error)
             continue
-        done.renewed += len(group)
-    done.outdated = len(outdated) - done.renewed
-    return (table.open() or handle) if outdated else handle
+        written += len(group)
+    return written
+
+
+def _commits(table: Table, groups: Sequence[list[str]]) -> Iterator[Sequence[list[str]]]:
+    """The groups of each commit: one; of small ones, as days have, several."""
+    size = GROUPS_OF_DAYS if table.file_layout.day is not None else 1
+    return (groups[begin : begin + size] for begin in range(0, len(groups), size))
+
+
+def _renewed(table: Table, handle: DeltaTable, done: TableMaintenance, *, statistics: bool) -> DeltaTable:
+    """Renew the oldest outdated files, as many as there is time for; returns the newest version.
+
+    `statistics`: and all files without statistics that the settings ask for. A lost file is an error of the table, and its
+    group is left for the next maintenance.
+    """
+    outdated = outdated_files(handle)
+    renewed = _written(first_groups(outdated), partial(renew, table, handle), done)
+    done.renewed += renewed
+    done.outdated = len(outdated) - renewed
+    handle = (table.open() or handle) if outdated else handle
+    lacking = without_statistics(table, handle) if statistics else []
+    done.renewed += _written(first_groups(lacking, math.inf), partial(renew, table, handle), done)
+    return (table.open() or handle) if lacking else handle
 
 
 def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]:
@@ -217,14 +284,24 @@ def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]
 
     At most so many are looked at, the own ones of the project first; a table that cannot be opened has none.
     """
+    return _tables_with(pipeline, most, lambda _, handle: len(outdated_files(handle)))
+
+
+def spread_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]:
+    """As `outdated_tables`, of the files that are not as the layout says."""
+    return _tables_with(pipeline, most, lambda table, handle: count(not_laid_out(table, handle)))
+
+
+def _tables_with(pipeline: Pipeline, most: int, files: Callable[[Table, DeltaTable], int]) -> tuple[dict[str, int], int]:
     keys = [name for name in pipeline.lakehouse.names() if _is_ours(pipeline, name)]
     keys.sort(key=lambda name: name not in OWN_TABLES)
 
-    def outdated(key: str) -> int:
-        handle = pipeline.lakehouse.table(key).open()
-        return len(outdated_files(handle)) if handle is not None else 0
+    def counted(key: str) -> int:
+        table = pipeline.lakehouse.table(key)
+        handle = table.open()
+        return files(table, handle) if handle is not None else 0
 
-    by_table = for_games(keys[:most], guarded(outdated))
+    by_table = for_games(keys[:most], guarded(counted))
     counts = {pipeline.lakehouse.table(key).name: count for key, count in by_table.items() if isinstance(count, int) and count}
     return counts, max(0, len(keys) - most)
 
@@ -235,7 +312,10 @@ def _groups_of(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
 
 
 def _order_of(table: Table, handle: DeltaTable, lakehouse: Lakehouse) -> list[str]:
-    """Columns by which compaction sorts silver's rows: message type and time; none of other tables."""
+    """Columns by which compaction sorts rows: the layout's, else of silver message type and time; none of other tables."""
+    cluster = table.file_layout.cluster
+    if cluster and can_be_sorted(pa.schema(handle.schema()), cluster):
+        return list(cluster)
     return [name for name in (MESSAGE_TYPE, lakehouse.time) if name in names_of(handle)] if is_silver(table.key) else []
 
 
@@ -247,10 +327,10 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
     return name in (*OWN_TABLES, *of_all) or any(is_game(game) for game in games)
 
 
-def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
+def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     handle = _without_older_rows(pipeline, table, handle, done)
     known = ReplacedFiles(table)
-    handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse)
+    handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse, layout=layout)
     orphans = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += sum(orphans.values())
     done.orphans += delete_files(table, sorted(orphans), pipeline.settings.orphan_retention_h * 3600)
@@ -261,16 +341,20 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
     TableLog(table).delete_expired(table.retention.seconds(table.key))
 
 
-def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
+def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
     _without_older_rows(pipeline, table, handle, done, dry_run=True)
+    spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
+    done.laid_out = count(spread if layout else first_of(spread, MOST_BYTES))
+    done.spread = count(spread) - done.laid_out
     groups = _groups_of(table, handle, FULL_GOAL)
     done.joined = sum(len(group) for group in groups)
     done.into = len(groups)
-    merged = {path for group in groups for path in group}
+    merged = {path for group in groups for path in group} | {file.path for group in spread for file in group}
     outdated = [file for file in outdated_files(handle) if file.path not in merged]
     done.renewed = sum(map(len, first_groups(outdated)))
     done.outdated = len(outdated) - done.renewed
+    done.renewed += sum(file.path not in merged for file in without_statistics(table, handle)) if layout else 0
     known = ReplacedFiles(table)
     known.read_log(handle)
     done.replaced = len(known.due(table.retention.seconds(table.key)))

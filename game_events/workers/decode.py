@@ -32,6 +32,7 @@ from game_events.lakehouse.data.columns import (
     none_if_empty,
     own_columns,
 )
+from game_events.lakehouse.data.layout import Writer, writer_of
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
@@ -245,7 +246,7 @@ class _Output:
     def __init__(self, task: BronzeTask) -> None:
         self.result = StagedRows()
         self._task = task
-        self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
+        self.good = writer_of(task.bronze, bronze_schema(task.plan.columns))
         self.bad = StagedWriter(task.quarantine, own_columns(QUARANTINE_COLUMNS, sourced=task.plan.columns.sourced))
         self._now = datetime.now(UTC)
         self._filter = task.record_filter.open() if task.record_filter is not None else None
@@ -364,7 +365,7 @@ class StoredTask(DecodeJob):
         """Decode and write rows with bronze's own columns."""
         decoder = RecordDecoder(self.plan)
         computation = computation_of(self.plan)
-        writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
+        writer = writer_of(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
         for source, sent in by_source(batches):
@@ -390,7 +391,7 @@ class StoredTask(DecodeJob):
         result.suppressed = len(result.suppressed_records)
         return result
 
-    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
+    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: Writer, result: StagedRows) -> None:
         for numbers, schema_id, columns, name in decoded.good:
             result.by_type[name or NO_TYPE] += len(numbers)
             own = self._own(rows, numbers, schema_id, name, keep_raw=self.keep_raw)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +26,8 @@ from game_events.errors import LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.group import one_ahead
 from game_events.lakehouse.data.columns import BRONZE_ONLY, MESSAGE_TYPE, bronze_schema
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
+from game_events.lakehouse.data.layout import Writer, by_day, days_of, has_days, writer_of
+from game_events.lakehouse.data.staging import StagedFile, buffer_bytes, remove_empty_folder
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
@@ -210,12 +212,12 @@ class Stage:
 
     def __init__(self, task: FanOut) -> None:
         self._task = task
-        self._writers: dict[str, StagedWriter] = {}
+        self._writers: dict[str, Writer] = {}
         self.result = FanOutResult()
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
         self._splitter = OutcomeWriter(task.outcome) if task.outcome is not None else None
-        self._rejected: dict[str, StagedWriter] = {}
+        self._rejected: Mapping[str, Writer] = {}
         if self._splitter is not None:
             self._rejected = self._splitter.writers
             self.result.counts = self._splitter.counts
@@ -264,7 +266,7 @@ class Stage:
         self.result = FanOutResult(crowded=True)
         return self.result
 
-    def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
+    def _closed(self, writers: Mapping[str, Writer]) -> dict[str, list[StagedFile]]:
         for name, writer in writers.items():
             self._try(name, writer.close)
         return {name: writer.files for name, writer in writers.items() if writer.files}
@@ -280,7 +282,7 @@ class Stage:
         self._buffer = []
         self._rows = 0
         self._bytes = 0
-        order, by_game = parts_by_game(rows, task.game_column)
+        order, by_game = parts_by_game(rows, task.game_column, self._within(rows))
         games = self._routed(by_game)
         tables = self._tables(rows, order, games) if games else []
         if self._has_too_many({name for group in tables for name in group.parts}):
@@ -293,6 +295,13 @@ class Stage:
             self._write_rows(rows, group)
         if self._held > self._task.held_bytes:
             self._flush()
+
+    def _within(self, rows: pa.Table) -> npt.NDArray[np.intp] | None:
+        """The order of the rows of each game: by day, where its files are so; None: as they are."""
+        layout = self._task.lakehouse.file_layouts.get(self._task.layer)
+        if layout is None or layout.day is None or not has_days(rows.schema, layout.day):
+            return None
+        return by_day(days_of(rows.column(layout.day)))
 
     def _write_rows(self, rows: pa.Table, group: TableRows) -> None:
         task = self._task
@@ -367,7 +376,7 @@ class Stage:
             writer = self._writer(name, rows)
             writer.write(rows.select(writer.schema.names), size)
 
-    def _writer(self, name: str, rows: pa.Table) -> StagedWriter:
+    def _writer(self, name: str, rows: pa.Table) -> Writer:
         """The table's writer; one with more columns if these rows have values in more."""
         choice = self._task.choice
         writer = self._writers.get(name)
@@ -375,7 +384,7 @@ class Stage:
         sent = known if choice is None else known | choice.sent(rows)
         if writer is None or sent != known:
             schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
-            wider = StagedWriter(self._task.table(name), schema, game_of(name), short_lived=self._task.layer == "gold")
+            wider = writer_of(self._task.table(name), schema, game_of(name), short_lived=self._task.layer == "gold")
             wider.files = [] if writer is None else writer.close()
             self._writers[name] = writer = wider
             if sent:

@@ -13,7 +13,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.data.columns import COORDINATES, none_if_empty
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter
+from game_events.lakehouse.data.layout import writer_of
+from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.tables import Table
 from game_events.sources.source import Reading, ReadNotes
 
@@ -101,7 +102,7 @@ class FileStage(WorkerJob[StagedFiles]):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
         """Write the rows."""
-        writer = StagedWriter(self.table, self.schema)
+        writer = writer_of(self.table, self.schema)
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
             if self.headers is not None:

@@ -174,11 +174,17 @@ class OldRows:
         return read_parts(self.lakehouse.gold(game, self.aggregate), self.schema, self.files[game])
 
 
-def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
-    """The order of the rows by game, and game -> start and length of its part in this order."""
+def parts_by_game(
+    rows: pa.Table, game_column: str, within: npt.NDArray[np.intp] | None = None
+) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
+    """The order of the rows by game, and game -> start and length of its part in this order.
+
+    `within`: the order of a game's rows; None: as they are.
+    """
     numbers, names = _encoded(rows.column(game_column))
     # numpy sorts 16-bit numbers in linear time.
-    order = np.argsort(numbers.astype(np.min_scalar_type(len(names))), kind="stable")
+    short = numbers.astype(np.min_scalar_type(len(names)))
+    order = np.argsort(short, kind="stable") if within is None else within[np.argsort(short[within], kind="stable")]
     bounds = np.searchsorted(numbers[order], np.arange(len(names) + 1)).tolist()
     return pa.array(order), {name: (bounds[n], bounds[n + 1] - bounds[n]) for n, name in enumerate(names)}
 

@@ -235,12 +235,12 @@ def handle_of(table: Table) -> Any:
 def earlier_release() -> Iterator[None]:
     """Within the block files are written as earlier releases wrote them: see `staging`."""
 
-    def escaped(*given: Any) -> str:
-        return json.dumps(json.loads(statistics_text(*given)))
+    def escaped(*given: Any, **more: Any) -> str:
+        return json.dumps(json.loads(statistics_text(*given, **more)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "floating_columns", lambda _: frozenset())
-        patch.setattr(staging, "new_name", lambda codec: f"part-{uuid.uuid4()}.{codec}.parquet")
+        patch.setattr(staging, "new_name", lambda codec, _mark="": f"part-{uuid.uuid4()}.{codec}.parquet")
         patch.setattr(staging, "statistics_text", escaped)
         patch.setattr(staging, "statistics_text", escaped)
         yield

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
@@ -47,7 +48,7 @@ from game_events.lakehouse.open_table import (
 )
 from game_events.lakehouse.parts import read_transactions
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
-from game_events.lakehouse.table_properties import KEEP_LOG, PROPERTIES
+from game_events.lakehouse.table_properties import INDEXED, INDEXED_COLUMNS, KEEP_LOG, PROPERTIES, indexed_up_to
 from game_events.lakehouse.tables import BRONZE, Table
 
 #: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
@@ -159,7 +160,9 @@ def make_table(
         CommitFailedError, DeltaError: there is a table already.
         OSError, DeltaError: the storage failed; the table may be there all the same.
     """
-    properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
+    wanted = table.file_layout.with_statistics
+    more = indexed_up_to(pa.schema(columns), wanted) if wanted else {}
+    properties = {INDEXED: str(INDEXED_COLUMNS), **table.retention.properties(table.key), **more}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
         text = columns.to_json()
         metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)

@@ -151,13 +151,15 @@ class StagedWriter:
         folder: str = "",
         *,
         short_lived: bool = False,
+        mark: str = "",
     ) -> None:
         """Nothing is created before the first row group is full.
 
         `group_rows`: maximum rows of a row group, the smallest unit that is read; None: those of the table's `sizes`.
         `folder`: an existing one, with its slash; empty: the table's, or its part's, and the rows of a part are written without
         the column that this folder says (`self.schema`). `short_lived`: the next refresh reads and replaces the files, so
-        Snappy compresses them: a third larger than by Zstandard, and a third quicker to write and read.
+        Snappy compresses them: a third larger than by Zstandard, and a third quicker to write and read. `mark`: a word in the
+        files' names.
         """
         self._table = table
         self.schema = table.in_files(schema)
@@ -165,6 +167,7 @@ class StagedWriter:
         self._folder = folder or table.folder
         self._group_rows = group_rows or table.sizes.row_group_rows
         self._short_lived = short_lived
+        self._mark = mark
         self._forget_buffered()
         self._shape = Shape.of(schema.types) if any(map(pa.types.is_nested, schema.types)) else Shape(0)
         self._writer: pq.ParquetWriter | None = None
@@ -236,7 +239,7 @@ class StagedWriter:
         """Open a file, for these rows first; `is_small`: for these alone."""
         system, prefix = writable_file_system(self._table)
         codec = "snappy" if self._short_lived or is_small else "zstd"
-        self._name = f"{self._folder}{new_name(codec)}"
+        self._name = f"{self._folder}{new_name(codec, self._mark)}"
         self._sink = system.open_output_stream(prefix + self._name)
         floating = floating_columns(self.schema)
         exact = _exact_columns(self.schema, floating)
@@ -272,8 +275,9 @@ class StagedWriter:
         size = self._sink.tell()
         self._sink.close()
         metadata = self._writer.writer.metadata
-        stats = statistics_text(metadata, self._table.person, self._nulls)
-        self.files.append(StagedFile(self._table.name, self._name, size, metadata.num_rows, stats, self._game))
+        table = self._table
+        stats = statistics_text(metadata, table.person, self._nulls, table.file_layout.with_statistics)
+        self.files.append(StagedFile(table.name, self._name, size, metadata.num_rows, stats, self._game))
         self._writer = self._sink = None
 
 
@@ -390,7 +394,8 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: s
     except pa.ArrowInvalid:
         system.delete_file(prefix + name)
         raise
-    return StagedFile(to.name, name, size, metadata.num_rows, statistics_text(metadata, to.person))
+    statistics = statistics_text(metadata, to.person, more=to.file_layout.with_statistics)
+    return StagedFile(to.name, name, size, metadata.num_rows, statistics)
 
 
 def name_of_copy(path: str, folder: str) -> str:
@@ -426,9 +431,14 @@ _FORM = "v2"
 _CURRENT = re.compile(rf"\.{_FORM}\.\w+\.parquet")
 
 
-def new_name(codec: str) -> str:
-    """Name of a new file, compressed by a codec."""
-    return f"part-{uuid.uuid4()}.{_FORM}.{codec}.parquet"
+def new_name(codec: str, mark: str = "") -> str:
+    """Name of a new file, compressed by a codec; with a word that `has_mark` finds."""
+    return f"part-{uuid.uuid4()}{mark and f'.{mark}'}.{_FORM}.{codec}.parquet"
+
+
+def has_mark(path: str, mark: str) -> bool:
+    """Whether a file's name has a word."""
+    return f".{mark}.{_FORM}." in PurePosixPath(path).name
 
 
 def _exact_columns(schema: pa.Schema, floating: frozenset[str]) -> list[str] | bool:
@@ -468,12 +478,17 @@ def floating_columns(schema: pa.Schema) -> frozenset[str]:
     )
 
 
-def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls: Mapping[str, int] | None = None) -> str:
+def statistics_text(
+    metadata: pq.FileMetaData,
+    person: str | None = None,
+    nulls: Mapping[str, int] | None = None,
+    more: tuple[str, ...] = (),
+) -> str:
     """Delta's per-file statistics as JSON, from a Parquet file's own, for the first flat columns.
 
     `person`: the person's columns have no bounds: these would be values in a log that outlives the rows. No reader needs
     them, and in a file of many subjects' events they exclude next to nothing. `nulls`: number of NULLs by column, of columns
-    without statistics in the file.
+    without statistics in the file. `more`: flat columns with statistics, whatever their place.
 
     Source: Delta Lake protocol, "Per-file Statistics".
     """
@@ -482,7 +497,7 @@ def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls:
     counts = dict[str, int]()
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     paths = tuple(metadata.schema.column(index).path for index in range(metadata.num_columns))
-    for index, name, has_bounds in _columns_with_statistics(paths, person):
+    for index, name, has_bounds in _columns_with_statistics(paths, person, more):
         if nulls is not None and name in nulls:
             counts[name] = nulls[name]
             continue
@@ -523,10 +538,10 @@ def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
 
 
 @lru_cache
-def _columns_with_statistics(paths: tuple[str, ...], person: str | None) -> list[tuple[int, str, bool]]:
-    """The first flat columns of a file with these Parquet columns: index, name, and whether bounds may be noted."""
+def _columns_with_statistics(paths: tuple[str, ...], person: str | None, more: tuple[str, ...]) -> list[tuple[int, str, bool]]:
+    """The first flat columns, and more, of a file with these Parquet columns: index, name, and whether bounds may be noted."""
     flat = [(index, path, not is_person(path, person)) for index, path in enumerate(paths) if "." not in path]
-    return flat[:STATISTICS_COLUMNS]
+    return flat[:STATISTICS_COLUMNS] + [column for column in flat[STATISTICS_COLUMNS:] if column[1] in more]
 
 
 def _plain(value: object) -> str | int | bool | None:

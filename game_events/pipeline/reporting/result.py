@@ -70,6 +70,7 @@ class TableMaintenance:
     Attributes:
         joined: small files that were compacted; `into`: files that replace them; `joined_bytes`: bytes of these.
         renewed: files by whose statistics readers missed rows, replaced by files with the same rows; `outdated`: those left.
+        laid_out: files whose rows were put into files as the layout says; `spread`: those left, with rows of several days.
         replaced: deleted files that no current version uses, older than the retention.
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
         waiting: replaced files within the retention, which readers may still use.
@@ -87,6 +88,8 @@ class TableMaintenance:
     joined_bytes: int = merged(add, int)
     renewed: int = merged(add, int)
     outdated: int = merged(latest, int)
+    laid_out: int = merged(add, int)
+    spread: int = merged(latest, int)
     replaced: int = merged(add, int)
     orphans: int = merged(add, int)
     orphan_bytes: int = merged(add, int)
@@ -103,7 +106,7 @@ class TableMaintenance:
     @property
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
-        work = self.joined or self.renewed or self.replaced or self.orphans or self.expired or self.raw_values
+        work = self.joined or self.renewed or self.laid_out or self.replaced or self.orphans or self.expired or self.raw_values
         return bool(work or self.skipped or self.error)
 
 

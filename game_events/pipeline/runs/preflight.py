@@ -43,8 +43,9 @@ from game_events.pipeline.bronze.full_refresh import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
-from game_events.pipeline.maintenance import outdated_tables
+from game_events.pipeline.maintenance import outdated_tables, spread_tables
 from game_events.pipeline.quality import problems, refuse
+from game_events.pipeline.runs.file_layout import require_columns
 from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
 from game_events.pipeline.runs.row_retention import misfits, told
@@ -356,6 +357,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     checks = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
     checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
     checks |= {"columns": columns, "names": names, "statistics": statistics}
+    checks |= {"layout": layout} if pipeline.lakehouse.file_layouts else {}
     checks |= {"rows by age": rows_by_age} if pipeline.settings.row_retention is not None else {}
     return {name: partial(check, pipeline) for name, check in checks.items()}
 
@@ -528,6 +530,17 @@ def statistics(pipeline: Pipeline) -> str:
         f"{names} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
         f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
     )
+
+
+def layout(pipeline: Pipeline) -> str:
+    """Whether `LAYOUT` and `STATISTICS_COLUMNS` fit the columns; a hint where files are not so yet."""
+    said = require_columns(pipeline)
+    spread, others = spread_tables(pipeline, MOST_TABLES)
+    left = f"; {many(others, 'table')} not looked at" if others else ""
+    if not spread:
+        return f"{said}{left}"
+    names = first_few([f"{name} ({many(files, 'file')})" for name, files in spread.items()], NAMED, ", ")
+    return Hint(f"{said}; not yet: {names}{left}; `game-events maintain --layout` changes all files (docs/maintenance.md)")
 
 
 def rows_by_age(pipeline: Pipeline) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from game_events.config.type_names import game_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.group import opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, games_of
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, expired_rows, games_of
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.tables import (
     BRONZE,

@@ -34,7 +34,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import safe_error_text, types_of
 from game_events.pipeline.gold.plan import expressions
 from game_events.pipeline.reporting.result import RunResult, TableReport
-from game_events.plugins.catalog.settings import LineageSettings
+from game_events.plugins.catalog.settings import CatalogSettings
 from game_events.sources.factory import class_of
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class LineageRun:
         settings = self.pipeline.settings
         of_run = (
             ol.parent_run.Run(self.run_id),
-            ol.parent_run.Job(LineageSettings.of(settings).openlineage_namespace, self.job),
+            ol.parent_run.Job(CatalogSettings.of(settings).openlineage_namespace, self.job),
         )
         parent: dict[str, ol.RunFacet] = {"parent": ol.parent_run.ParentRunFacet(*of_run)}
         for entry in report.tables:
@@ -105,7 +105,7 @@ class LineageRun:
         owners = self.pipeline.settings.owners
         if owners:
             facets["ownership"] = ol.ownership_job.OwnershipJobFacet([ol.ownership_job.Owner(owner) for owner in owners])
-        return Job(LineageSettings.of(self.pipeline.settings).openlineage_namespace, name, facets=facets)
+        return Job(CatalogSettings.of(self.pipeline.settings).openlineage_namespace, name, facets=facets)
 
     def _error(self, text: str | None) -> dict[str, ol.RunFacet]:
         if text is None:
@@ -308,7 +308,7 @@ def _require_taken(answer: requests.Response, **_: object) -> None:
 def _client(settings: Settings) -> OpenLineageClient:
     session = requests.Session()
     session.hooks["response"].append(_require_taken)
-    lineage = LineageSettings.of(settings)
+    lineage = CatalogSettings.of(settings)
     key = lineage.openlineage_api_key
     ca = settings.tls_ca_file
     transport = http.HttpTransport(

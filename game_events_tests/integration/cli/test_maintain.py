@@ -64,6 +64,11 @@ def test_maintenance_leaves_few_files_the_same_rows_and_runs_that_go_on(cli, env
     for name in set(Lakehouse(environment.lakehouse).names()) - {EVENT_LOG}:  # it tells of this maintenance
         assert on_disk(environment, name) == again[name]["files"], name
 
+    monkeypatch.setenv("GAME_EVENTS_LAYOUT", "silver=day")
+    counted = cli("maintain", "--layout", "--dry-run", "--json").result["maintenance"]["silver_uno_events"]
+    done = cli("maintain", "--layout", "--json").result["maintenance"]["silver_uno_events"]
+    assert (counted["laid_out"], counted["spread"]) == (done["laid_out"], done["spread"])
+
     assert silver(environment) == before
     assert cli("run", "--json").result["tables"] == {}, "maintenance is no news to a run"
     sent = sent.merge(send(environment, version=2))

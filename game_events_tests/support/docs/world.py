@@ -33,6 +33,7 @@ OTHER_VARIABLES = {
     "TEST_EXAMPLES",
     "TEST_ORDER",
     "TEST_LAYOUT",
+    "TEST_UNITY",
     "CONFIG",
     "SECRETS_DIR",
     "CACHE",

@@ -21,6 +21,7 @@ from game_events.errors import GameEventsError, TransientError
 from game_events.lakehouse.commits import group as game_commits
 from game_events.lakehouse.commits.transactions import Txn, restored
 from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.laying_out import lay_out, not_laid_out
 from game_events.lakehouse.maintenance import FULL_GOAL, OutdatedFile, first_groups, join_files, renew, small_files
 from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, paths
 from game_events.pipeline.bronze.full_refresh import replace_bronze
@@ -68,12 +69,13 @@ def numbers(start: int, end: int, step: int, parts: int) -> Any:
 class World:
     """A topic, its tables, and the rules that are in force.
 
-    `plain`: there are none, and no row is unlucky: bronze's workers write silver's files, too. `taken`, `merged`: of silver's
-    and gold's tables, how often these were used.
+    `plain`: there are none, and no row is unlucky: bronze's workers write silver's files, too, and files are by day. `taken`,
+    `merged`: of silver's and gold's tables, how often these were used.
     """
 
     def __init__(self, layout: str = TABLES, *, plain: bool = False) -> None:
         self.plain = plain
+        self.file_layout = {"silver": "day", "bronze": "day"} if plain else {}
         self.taken = self.merged = 0
         self.folder, self.layout = tempfile.mkdtemp(), layout
         self.strictness = 0
@@ -121,7 +123,8 @@ class World:
     @property
     def lakehouse(self) -> Lakehouse:
         """All tables."""
-        return Lakehouse.of(DEFAULTS().model_copy(update={"lakehouse": self.folder, "silver_layout": self.layout}))
+        more = {"lakehouse": self.folder, "silver_layout": self.layout, "layout": self.file_layout}
+        return Lakehouse.of(DEFAULTS().model_copy(update=more))
 
     def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int) -> Pipeline:
         """As a new process has it, with the rules that are in force now; `limits`: settings."""
@@ -129,6 +132,7 @@ class World:
         more = {
             "lakehouse": self.folder,
             "silver_layout": self.layout,
+            "layout": self.file_layout,
             "rules": rules,
             "games": games,
             "allow_bronze_full_refresh": True,
@@ -170,7 +174,7 @@ class World:
         for game, gamer, n, schema in events:
             lucky = n + 1 if self.plain and n == UNLUCKY else n
             row = {"game_name": game, "gamer_id": gamer, "n": lucky, "schema": schema}
-            self.topic.records[LANE].append(row | {"event_timestamp": EPOCH + timedelta(seconds=n)})
+            self.topic.records[LANE].append(row | {"event_timestamp": EPOCH + timedelta(hours=5 * n)})
 
     def files_are_joined(self, uri: str) -> None:
         """Of that table, if it is one that maintenance joins; a rival may have been first."""
@@ -178,6 +182,10 @@ class World:
         of_silver = [lakehouse.table("silver_events")] if lakehouse.is_partitioned else map(lakehouse.silver, GAMES)
         for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *of_silver):
             handle = table.open() if table.uri.rstrip("/") in uri.rstrip("/") else None
+            for files in not_laid_out(table, handle, few=True) if handle is not None else []:
+                with suppress(GameEventsError):
+                    lay_out(table, handle, files)
+            handle = handle and table.open()
             for group in small_files(table, handle, FULL_GOAL) if handle is not None else []:
                 with suppress(GameEventsError):
                     join_files(table, handle, group)

@@ -188,7 +188,7 @@ WORK = {
     "replace_bronze": replace_bronze,
     "redecode": redecode,
     "export": export_rows,
-    "maintain": maintain,
+    "maintain": partial(maintain, layout=True),
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, ReplaySelection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
     "forget": lambda pipeline, report: erase(pipeline, report, frozenset({os.environ[GAMER]})),

@@ -24,18 +24,20 @@ message Event {
 
 
 class Event(NamedTuple):
-    """One event; None: the field is not set."""
+    """One event; None: the field is not set. `day`: of its time, since 1970."""
 
     game: str
     amount: int | None = None
     note: str | None = None
     gamer: str = "ann"
+    day: int | None = 0
 
 
 def encoded(event: Event) -> bytes:
     """Its payload."""
     head = b"".join(bytes([tag << 3 | 2, len(text)]) + text.encode() for tag, text in ((1, event.game), (2, event.gamer)))
-    body = head + b"\x1a\x02\x08\x07"
+    seconds = b"" if event.day is None else b"\x08" + varint(event.day * 86_400 + 7)
+    body = head if event.day is None else head + bytes([0x1A, len(seconds)]) + seconds
     if event.amount is not None:
         body += b"\x20" + varint(event.amount % 2**64)
     return body if event.note is None else body + bytes([0x2A, len(event.note)]) + event.note.encode()

@@ -21,6 +21,7 @@ from game_events.config.settings import Settings, load_settings
 from game_events.errors import DataError, TransientError
 from game_events.plugins.alerts import webhook as alerts
 from game_events.plugins.catalog import openlineage_events as lineage
+from game_events.plugins.catalog.catalogs.unity import UnityServer
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.up import _status
 from game_events.schema_registry import SchemaRegistry
@@ -33,6 +34,7 @@ CLIENTS = {
     "plugins/alerts/webhook.py": "bounded",
     "plugins/local/up.py": "bounded",
     "plugins/catalog/openlineage_events.py": "within",
+    "plugins/catalog/catalogs/unity.py": "bounded",
     "plugins/local/servers/local_stack.py": "within",
     "plugins/local/producer/produce.py": "registry_client",
     "plugins/export/delivery.py": "ClientTimeout(total=",
@@ -68,8 +70,13 @@ def ask_own_registry(address):
     assert not local_stack.registry_is_healthy(int(address.rpartition(":")[2]))
 
 
+def ask_unity(address):
+    with pytest.raises(TransientError, match="does not answer: ReadTimeout"):
+        UnityServer(f"http://{address}", None, 0.4).ask("GET", "catalogs")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ask", [ask_registry, send_alert, send_lineage, ask_ui, ask_own_registry])
+@pytest.mark.parametrize("ask", [ask_registry, send_alert, send_lineage, ask_ui, ask_own_registry, ask_unity])
 def test_an_answer_whose_head_never_ends_is_given_up_in_time(ask, kind, monkeypatch):
     monkeypatch.setattr(local_stack, "HEALTH_TIMEOUT_S", 0.4)
     with endless_heads(kind) as served:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from game_events.pipeline.reporting.result import TableMaintenance
 from game_events_tests.support.edge_values import earlier_release
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.servers.attached_driver import start_driver
-from game_events_tests.support.tables import committed_files, data_files, grow_old, plan, rows, txn
+from game_events_tests.support.tables import committed_files, data_files, grow_old, plan, put, rows, txn
 from game_events_tests.support.worlds.waves import wait_all
 
 #: Each point of maintenance once, in a table of each kind. Gold's comes first: tables are looked after side by side.
@@ -33,6 +34,8 @@ POINTS = (
     "checkpoint_written:silver_uno_events",
     "renewed_staged:gold_uno_player_agg",
     "renewed_committed:gold_uno_player_agg",
+    "laid_out_staged:silver_chess_events",
+    "laid_out_committed:silver_chess_events",
 )
 #: Long enough for nobody: what is replaced may go at once.
 AT_ONCE = 1e-6
@@ -40,19 +43,20 @@ AT_ONCE = 1e-6
 
 @pytest.fixture
 def maintained(tmp_path: Path) -> Pipeline:
-    return without_spark(tmp_path, retention_h=AT_ONCE, derived_retention_h=AT_ONCE, orphan_retention_h=1)
+    times = {"retention_h": AT_ONCE, "derived_retention_h": AT_ONCE}
+    return without_spark(tmp_path, **times, orphan_retention_h=1, layout="silver=day")
 
 
 def killed(pipeline: Pipeline, point: str, log: Path) -> None:
     """`maintain` in a process of its own, which SIGKILL ends at a point."""
-    times = {"retention_h": str(AT_ONCE), "derived_retention_h": str(AT_ONCE)}
+    times = {"retention_h": str(AT_ONCE), "derived_retention_h": str(AT_ONCE), "layout": "silver=day"}
     driver = start_driver(pipeline.settings, None, log, point, "maintain", **times)
     assert wait_all([driver], 900) == [-signal.SIGKILL], (point, log.read_text())
 
 
 def done_by(pipeline: Pipeline) -> dict[str, TableMaintenance]:
     report = RunReport()
-    maintain(pipeline, report)
+    maintain(pipeline, report, layout=True)
     assert report.success, report.maintenance
     return report.maintenance
 
@@ -73,6 +77,12 @@ def gold_plan(gold: Table, n: int) -> Commit:
     return plan(gold, [], n or None, n + 1, schema=schema, files=files, replace=n > 0, info={BATCH_INFO: "1"})
 
 
+def spread(table: Table, count: int) -> None:
+    """A file with rows of so many days."""
+    days = [datetime(2026, 3, 1 + n, tzinfo=UTC) for n in range(count)]
+    put(table, {"n": range(count), "event_timestamp": pa.array(days, pa.timestamp("us", "UTC"))}, info={BATCH_INFO: "1"})
+
+
 def log_entries(table: Table) -> int:
     return len(list(Path(table.uri, "_delta_log").glob("*.json")))
 
@@ -83,6 +93,7 @@ def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_complete
     log = tmp_path_factory.mktemp("driver") / "log"
     lakehouse = Lakehouse.of(maintained.settings)
     silver, gold = lakehouse.table("silver_uno_events"), lakehouse.table("gold_uno_player_agg")
+    chess = lakehouse.table("silver_chess_events")
     for n in range(5):
         with earlier_release():
             commit(gold_plan(gold, n))
@@ -93,9 +104,10 @@ def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_complete
         if point.startswith("renewed"):
             with earlier_release():
                 commit(gold_plan(gold, txn(gold)))
-        before = {table.name: rows(table) for table in (silver, gold)}
+        spread(chess, 3)
+        before = {table.name: rows(table) for table in (silver, gold, chess)}
         killed(maintained, point, log)
-        assert {table.name: rows(table) for table in (silver, gold)} == before, point
+        assert {table.name: rows(table) for table in (silver, gold, chess)} == before, point
     append(silver, 1)
     before = {table.name: rows(table) for table in (silver, gold)}
     assert len(before["silver_uno_events"]) == 2 * (4 * len(POINTS) + 1)
@@ -103,6 +115,8 @@ def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_complete
     left = {table.name: data_files(table) - committed_files(table) for table in (silver, gold)}
     done = done_by(maintained)
     assert done["silver_uno_events"].files == done["gold_uno_player_agg"].files == 1
+    assert (done["silver_chess_events"].files, done["silver_chess_events"].spread) == (3, 0)
+    assert len(rows(chess)) == 3 * len(POINTS)
     # What a kill has left unnamed may be somebody's who is about to commit it; when it is old it goes.
     unnamed = {table.name: data_files(table) - committed_files(table) for table in (silver, gold)}
     for table in (silver, gold):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 #: Packages that only extras bring.
-PACKAGES = ("aiohttp", "dagster_webserver", "fsspec", "jinja2", "openlineage", "plotly")
+PACKAGES = ("aiohttp", "dagster_webserver", "fsspec", "jinja2", "openlineage", "plotly", "pyiceberg")
 
 HIDE = "import os, sys\nsys.modules |= dict.fromkeys(os.environ['HIDDEN'].split())  # an import of None is an error\n"
 
@@ -42,6 +42,7 @@ def python(folder, program: str, *arguments: str, hidden: tuple[str, ...] = PACK
         (["export", "status"], "aiohttp", "export"),
         (["mock-api"], "aiohttp", "local"),
         (["up"], "dagster_webserver", "local"),
+        (["iceberg"], "pyiceberg", "iceberg"),
     ],
 )
 def test_a_command_says_which_package_it_needs_and_what_installs_it(tmp_path, arguments, package, extra):

@@ -39,7 +39,7 @@ BROUGHT = {
     "pyyaml": "pydantic-settings",
     "rich": "typer",
 }
-PLUGINS = ("local", "export", "files", "governance", "catalog", "alerts")
+PLUGINS = ("local", "export", "files", "governance", "catalog", "alerts", "iceberg")
 #: Plug-ins for one cloud: their extras are not in `all`.
 OF_CLOUDS = ("msk",)
 #: Namespaces that several packages share -> whose these modules are.

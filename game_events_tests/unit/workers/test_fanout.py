@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from game_events.config.file_layout import FileLayout
 from game_events.config.type_names import TypeTables, of_type
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, is_game
@@ -83,6 +84,40 @@ def test_every_row_is_in_its_games_file_once_or_counted(batches, sorted_rows, he
     invalid = sum(not is_game(name) for name in flat)
     barred = Counter(name for name in flat if is_game(name) and allowed and name not in allowed)
     assert refused == ({INVALID: {"": invalid}} if invalid else {}) | ({NOT_ALLOWED: dict(barred)} if barred else {})
+
+
+DAYS = st.none() | st.integers(-1, 3)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.lists(st.tuples(names, DAYS), max_size=60),
+    per_batch=st.integers(1, 30),
+    sorted_rows=st.sampled_from([1, 7, 1_000]),
+    held_bytes=st.sampled_from([1, 10**9]),
+    day_rows=st.sampled_from([1, 4, 100]),
+)
+def test_with_files_by_day_every_row_is_in_its_games_files_once_and_at_most_one_of_a_game_has_several_days(
+    rows, per_batch, sorted_rows, held_bytes, day_rows, tmp_path_factory
+):
+    lakehouse = Lakehouse(str(tmp_path_factory.mktemp("fan")))
+    lakehouse.sizes = Sizes(sorted_rows=sorted_rows, day_rows=day_rows)
+    lakehouse.file_layouts = {"silver": FileLayout("at")}
+    schema = SCHEMA.append(pa.field("at", pa.timestamp("us", "UTC")))
+    of_all = pa.Table.from_pylist(
+        [{"game": game, "n": n, "at": None if day is None else day * 86_400_000_000 + n} for n, (game, day) in enumerate(rows)],
+        schema=schema,
+    )
+    result = run(FanOut(lakehouse, "silver", "game", schema, Routing(), held_bytes=held_bytes), of_all.to_batches(per_batch))
+    expected = Counter((game, n) for n, (game, _) in enumerate(rows) if is_game(game))
+    found = Counter()
+    for game, files in result.files.items():
+        read = [pq.read_table(Path(lakehouse.silver(game).uri) / file.path) for file in files]
+        found.update((game, n) for table in read for n in table.column("n").to_pylist())
+        spread = [t for t in read if len({at and at.date() for at in t.column("at").to_pylist()}) > 1]
+        assert len(spread) <= 1
+        assert day_rows > 1 or not spread
+    assert found == expected
 
 
 def test_null_and_hostile_names_are_counted_together_and_make_no_folder(lakehouse):

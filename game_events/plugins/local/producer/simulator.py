@@ -73,6 +73,8 @@ class Arguments(BaseModel):
     seed: int = 0
     gamers_per_game: int = Field(20, ge=1)
     base_time: AwareDatetime = DEFAULT_BASE_TIME
+    #: Between the times of two events.
+    seconds_between: float = Field(1.0, gt=0)
     fields: Fields = GAME_FIELDS
     #: Random characters appended to each event's first custom value that is set, for larger records.
     more_bytes: int = Field(0, ge=0)
@@ -96,15 +98,16 @@ class EventFactory:
         self._late_share = late_share
         self._gamers = arguments.gamers_per_game
         self._base_time = arguments.base_time.astimezone(UTC)
+        self._seconds_between = arguments.seconds_between
         self._made = 0
         self._more = arguments.random("more")
         self._more_bytes = arguments.more_bytes
         self._makers = tuple(generator.make for _, generator in arguments.fields)
 
     def make(self, game: str, version: int) -> GameEvent:
-        """The next event: about a second after the one before, unless it is late."""
+        """The next event: about so many seconds after the one before, unless it is late."""
         draw = self._random
-        time = self._base_time + timedelta(seconds=self._made, microseconds=draw.randrange(US_PER_S))
+        time = self._base_time + timedelta(seconds=self._made * self._seconds_between, microseconds=draw.randrange(US_PER_S))
         if self._late.random() < self._late_share:
             time -= timedelta(microseconds=self._late.randrange(US_PER_DAY, MAX_DAYS_LATE * US_PER_DAY))
         self._made += 1
@@ -189,6 +192,7 @@ class BulkSimulation(Arguments):
         hot_share: share of the pool that belongs to the first game; None spreads evenly.
         pool_per_version: distinct events of each version.
         bad_share: share of events in the pool with a truncated payload, included in `records`; it changes no other event.
+        late_share: share of events in the pool that are up to `MAX_DAYS_LATE` days late.
     """
 
     records: int = Field(ge=1)
@@ -197,6 +201,7 @@ class BulkSimulation(Arguments):
     gamers_per_game: int = Field(100, ge=1)
     pool_per_version: int = Field(50_000, ge=1)
     bad_share: Share = 0.0
+    late_share: Share = 0.0
 
     @property
     def game_names(self) -> tuple[str, ...]:
@@ -207,7 +212,7 @@ class BulkSimulation(Arguments):
 
     def pool(self) -> list[SimulatedRecord]:
         """The distinct events, versions interleaved, some of them malformed; at most `records`."""
-        factory = EventFactory(self)
+        factory = EventFactory(self, self.late_share)
         names = self._names()
         versions = cycle(self.version_numbers)
         spoil = self.random("bad")

@@ -7,7 +7,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableReport
-from game_events.plugins.catalog.observer import register_tables, tables_registered
+from game_events.plugins.catalog.catalogs.registration import register_tables, tables_registered
 from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])

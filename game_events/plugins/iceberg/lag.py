@@ -1,0 +1,131 @@
+"""Which version of each Delta table Iceberg has: for `game-events iceberg`, `doctor`, and the check `iceberg_is_current`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from game_events.config.masking import without_secrets
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, first_line
+from game_events.lakehouse.commits.group import in_threads
+from game_events.lakehouse.tables import Lakehouse, Table, table_id
+from game_events.pipeline.checks.table_checks import TableCheck
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.result import CheckResult
+from game_events.plugins.iceberg.current import tables_of
+from game_events.plugins.iceberg.observer import CURRENT, SHOWN
+from game_events.plugins.iceberg.settings import IcebergSettings
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+OFF = "off (GAME_EVENTS_ICEBERG)"
+
+
+@dataclass(frozen=True)
+class Lag:
+    """A table in both formats.
+
+    Attributes:
+        delta: newest version; `iceberg`: the version that Iceberg has, None: none.
+        snapshots: number of snapshots; `metadata`: address of the newest metadata, as `iceberg_scan` of DuckDB takes it.
+        refused: why it cannot be an Iceberg table.
+    """
+
+    table: str
+    delta: int
+    iceberg: int | None = None
+    snapshots: int = 0
+    metadata: str | None = None
+    refused: str | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether Iceberg has the newest version, or cannot have one."""
+        return self.refused is not None or self.iceberg == self.delta
+
+    @property
+    def behind(self) -> str:
+        """Both versions as text."""
+        return f"{self.table} ({'none' if self.iceberg is None else self.iceberg} of {self.delta})"
+
+
+def lags(settings: Settings, lakehouse: Lakehouse) -> list[Lag]:
+    """Of each table; nothing is made. Raises as `open_catalog`, and errors of the catalog as they are."""
+    from game_events.plugins.iceberg.catalog import is_there, open_catalog, refuse_root  # noqa: PLC0415 - slow to load
+
+    refuse_root(settings, lakehouse.root)
+    catalog = open_catalog(settings, lakehouse) if is_there(settings, lakehouse) else None
+    namespace = IcebergSettings.of(settings).iceberg_namespace
+    found = in_threads(tables_of(lakehouse), lambda table: _lag(table, catalog, namespace))
+    return [lag for lag in found if lag is not None]
+
+
+def _lag(table: Table, catalog: Catalog | None, namespace: str) -> Lag | None:
+    from game_events.plugins.iceberg.schema import NotInIcebergError, iceberg_schema, refuse_foreign  # noqa: PLC0415 - see above
+    from game_events.plugins.iceberg.snapshots import load, version_in  # noqa: PLC0415
+
+    handle = table.open_to_read()
+    if handle is None:
+        return None
+    try:
+        refuse_foreign(handle)
+        iceberg_schema(handle)
+    except NotInIcebergError as error:
+        return Lag(table.name, handle.version(), refused=str(error))
+    try:
+        held = None if catalog is None else load(catalog, (*namespace.split("."), table.name), table)
+    except FileNotFoundError:  # its metadata went with the folder of the table
+        held = None
+    if held is None:
+        return Lag(table.name, handle.version())
+    version = version_in(held.metadata, table_id(handle))
+    return Lag(table.name, handle.version(), version, len(held.metadata.snapshots), held.metadata_location)
+
+
+def iceberg_is_current(pipeline: Pipeline) -> CheckResult:
+    """Check that Iceberg has the newest version of every table, as its catalog says."""
+    if not IcebergSettings.of(pipeline.settings).iceberg:
+        return CheckResult(CURRENT, "bronze", True, OFF)
+    try:
+        found = lags(pipeline.settings, pipeline.lakehouse)
+    except Exception as error:  # noqa: BLE001 - of any catalog
+        return CheckResult(CURRENT, "bronze", False, _unanswered(pipeline.settings, error))
+    behind = [lag for lag in found if not lag.is_current]
+    counts = {"tables": len(found), "behind": len(behind), "refused": sum(lag.refused is not None for lag in found)}
+    return CheckResult(CURRENT, "bronze", not behind, summary(found), counts)
+
+
+def summary(found: Sequence[Lag]) -> str:
+    """One sentence: how many tables Iceberg has, which are behind, which it cannot have."""
+    behind = [lag.behind for lag in found if not lag.is_current]
+    refused = [f"{lag.table}: {lag.refused}" for lag in found if lag.refused is not None]
+    text = f"{len(found) - len(behind) - len(refused):,} of {len(found):,} tables are in Iceberg as they are in Delta"
+    text += f"; behind, until the next run: {first_few(behind, SHOWN, ', ')}" if behind else ""
+    return text + (f"; cannot be Iceberg tables: {first_few(refused, SHOWN)}" if refused else "")
+
+
+def _unanswered(settings: Settings, error: Exception) -> str:
+    why = without_secrets(f"{type(error).__name__}: {first_line(error)}", settings, most=600)
+    return f"the Iceberg catalog could not be asked: {why}"
+
+
+def doctor(settings: Settings) -> dict[str, Callable[[], str]]:
+    """What `game-events doctor` shows of Iceberg; nothing where it is off."""
+    return {"iceberg": lambda: _shown(settings)} if IcebergSettings.of(settings).iceberg else {}
+
+
+def _shown(settings: Settings) -> str:
+    try:
+        return summary(lags(settings, Lakehouse.of(settings)))
+    except GameEventsError:
+        raise
+    except ImportError as error:
+        raise ConfigurationError(f"ICEBERG needs the package {error.name}: pip install 'game-events[iceberg]'") from error
+    except Exception as error:  # of any catalog
+        raise DataError(_unanswered(settings, error)) from error
+
+
+CHECKS = (TableCheck(CURRENT, "bronze", iceberg_is_current),)

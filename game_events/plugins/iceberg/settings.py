@@ -1,0 +1,24 @@
+"""Settings of the tables' Iceberg metadata."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from game_events.config.pipeline_settings import SettingsGroup
+
+
+class IcebergSettings(SettingsGroup):
+    """Iceberg beside Delta."""
+
+    group: ClassVar[str] = "discovery"
+
+    # --- Iceberg (docs/iceberg.md)
+    iceberg: bool = False
+    """each table is an Iceberg table, too: after each run, a snapshot over the same files for each table that has changed"""
+    iceberg_catalog: str | None = Field(None, min_length=1)
+    """name of a catalog in pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`); without it: a file,
+    `_iceberg/catalog.db` below the lakehouse"""
+    iceberg_namespace: str = Field("game_events", pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")
+    """namespace of the tables in that catalog"""
+    iceberg_timeout_s: float = Field(120.0, gt=0, le=3600)
+    """seconds that a run waits for the catalog at most; the next run catches up"""

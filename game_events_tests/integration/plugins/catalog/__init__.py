@@ -1,0 +1,1 @@
+"""Tests of the plug-in `catalog` with the shared servers."""
