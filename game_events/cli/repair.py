@@ -176,10 +176,7 @@ WORK = ("joined", "renewed", "laid_out", "replaced", "orphans")
 
 
 def maintain(table: Tables = None, layout: Layout = False, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Join small files, renew outdated ones, delete unneeded ones, shorten logs, whoever is at work.
-
-    No row changes, but for those older than GAME_EVENTS_RETENTION_DAYS: they are removed.
-    """
+    """Join small files, renew outdated ones, delete unneeded ones and rows by age, shorten logs, whoever is at work."""
     output = Output(as_json=as_json)
     with output.working("maintenance"):
         result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run, "layout": layout})
