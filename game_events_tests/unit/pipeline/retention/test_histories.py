@@ -30,6 +30,10 @@ DAYS = {"bronze": 30.0, "silver": 60.0, "quarantine": 45.0}
 AGES = (1, 20, 40, 50, 80)
 
 
+#: Where older rows are in one layer, and not in the next one yet.
+BETWEEN = ("bronze_committed", "silver_staged", "rejections_decided", "silver_committed", "gold_staged", "gold_committed")
+
+
 class AgedWorld(World):
     """Records have ages; maintenance removes rows by them, and a full refresh may leave out those that are gone."""
 
@@ -108,7 +112,8 @@ def step(world: AgedWorld, chance: random.Random) -> None:
     elif what < 5:
         world.work(knows=chance.choice(((1,), SCHEMAS)))
     elif what == 5:
-        world.disturbed(chance.randrange(1, 60), world.maintain)
+        world.come(chance)
+        world.disturbed(chance.choice(BETWEEN), world.maintain)
     elif what == 6:
         world.disturbed(chance.randrange(1, 60), cut, full=chance.choice(("", SILVER)))
     elif what == 7:
