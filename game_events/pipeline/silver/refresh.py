@@ -275,7 +275,7 @@ def starts_of(
     rows were compared with.
     """
     bronze = run.source.bronze
-    needed = (bronze.erased_app, Txn.ERASURES, *ROW_COUNTERS)
+    needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_EXPIRED, *ROW_COUNTERS)
     types = TypesOfGames.of(run.pipeline, bronze, retired=retires_types(run.pipeline, run.state, full=run.full))
 
     def start(game: str) -> GameStart:

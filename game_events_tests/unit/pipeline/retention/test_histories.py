@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from game_events.errors import GameEventsError
+from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import PARTITIONED, TABLES
 from game_events.pipeline import maintenance
@@ -22,7 +22,7 @@ from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.model.bronze import LANE
 from game_events_tests.support.model.plans import REJECTS, UNLUCKY, is_kept_out
-from game_events_tests.support.model.world import GAMES, NOBODY, SCHEMAS, SILVER, World
+from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
 from game_events_tests.support.worlds.waves import PowerCut
 
 DAYS = {"bronze": 30.0, "silver": 60.0, "quarantine": 45.0}
@@ -126,6 +126,30 @@ def step(world: AgedWorld, chance: random.Random) -> None:
             world.maintain()
     else:
         world.maintain()
+
+
+def test_a_full_refresh_of_bronze_that_has_begun_before_rows_went_brings_none_back():
+    world = AgedWorld()
+    try:
+        world.records_come([("uno", "a", 1, 1), ("uno", "a", 3, 1)])
+        for record, age in zip(world.topic.records[LANE], (80, 1), strict=True):
+            record["at"] = record["event_timestamp"] = datetime.now(UTC) - timedelta(days=age)
+        world.work()
+        maintained: list[str] = []
+
+        def once(name: str) -> None:
+            if name == "reset_staged" and not maintained:
+                maintained.append(name)
+                with world.happening(None):
+                    world.maintain()
+
+        with world.happening(once), pytest.raises(ConflictError, match="Nothing was changed"):
+            world.work(full=BRONZE)
+        assert maintained == ["reset_staged"]
+        assert [row["_kafka_offset"] for row in world.rows(world.pipeline().bronze)] == [1]
+        world.assert_books_balance()
+    finally:
+        world.close()
 
 
 def cut() -> None:
