@@ -241,9 +241,12 @@ class TableSettings(SettingsGroup):
     `silver`, `all`) -> names"""
 
     # --- maintenance (docs/maintenance.md)
-    retention_h: float = Field(2.0, gt=0)
-    """hours that replaced files and log entries of bronze, silver, quarantine and the logs are kept"""
-    derived_retention_h: float = Field(0.5, gt=0)
+    every_version_h: float = Field(2.0, gt=0)
+    """hours that every version of a table can be read; a query that takes longer may lose its files"""
+    replaced_files_h: float = Field(168, gt=0)
+    """hours that older versions of bronze, silver, quarantine and the logs can be read, with files that were replaced since:
+    of the last day one an hour, before that one a day"""
+    derived_replaced_files_h: float = Field(24, gt=0)
     """the same for gold, the unified table and `progress`"""
     orphan_retention_h: float = Field(168, ge=1)
     """hours that files are kept which no commit names (left by crashes)"""

@@ -315,16 +315,17 @@ class OpenTable(DeltaTable):
     def is_newest(self) -> bool:
         """Whether the table has no newer version, and is the same one: another in its place has another entry, or none.
 
-        False, too, if its entry is not known, or if the store refuses its credentials: opening reads them again.
+        False, too, if its entry is not known, or if the store refuses its credentials: opening reads them again. And if it was
+        opened long ago: an older version may stay while those after it are deleted.
 
         Raises:
             TransientError: the object store does not answer.
         """
-        if self.entry is None:
+        if self.entry is None or time.monotonic() >= self.good_until_s:
             return False
         try:
             with store_errors_named(self.uri):
-                # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
+                # The next one first: if the version is made again meanwhile, it has another entry.
                 if has_entry(self.uri, self.store, self._version + 1):
                     return False
                 return entry_of(self.uri, self.store, self._version) == self.entry
@@ -340,6 +341,10 @@ class OpenTable(DeltaTable):
         """Find out the identity of this version's entry, if it is not known; one request (object stores)."""
         if self.entry is None:
             self._known_transactions()
+
+    def has_entries(self, first: int) -> bool:
+        """Whether the log has all entries from a version up to this one; a request for each (object stores)."""
+        return all(has_entry(self.uri, self.store, version) for version in range(first, self._version))
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""

@@ -4,9 +4,9 @@ Features and constraints of rows are added by somebody else's ALTER TABLE. What 
 are checked before their commit (`data/constraints.py`), where that is possible. A table that asks for more is refused before
 anything is written for it: readers rely on it, and would lose rows, or fail.
 
-Removed files and log entries stay for running readers and time travel. *Kept* tables (bronze, silver, quarantine, logs) hold
-rows that are nowhere else: only compaction removes files. *Derived* tables (gold, the unified table, `progress`) are replaced
-by every refresh, so their old files are deleted soon.
+Older versions stay for running readers and time travel. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are
+nowhere else: only compaction removes files. *Derived* tables (gold, the unified table, `progress`) are replaced by every
+refresh, so their older versions are deleted sooner.
 
 Source: Delta Lake protocol, "Table Features", "Requirements for Writers", "Column Invariants", "CHECK Constraints", "Generated
 Columns", "Identity Columns", "Append-only Tables", "Schema Serialization Format".
@@ -215,8 +215,9 @@ def _children(kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool, Mapping
             yield "value", kind["valueType"], kind["valueContainsNull"], {}
 
 
-#: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
-REMEMBERED_S = 2 * 3600
+#: Files that no version names are left alone so long by other programs' VACUUM, and Spark goes back so far in time: Delta's own
+#: time for entries of the log. Checkpoints are not longer for it, as the project's removals have no time.
+UNTOUCHED_S = 30 * 86_400
 
 #: Commits between two checkpoints. Each commit since the last one costs whoever opens the table 0.3 ms (in an object store a
 #: request), a checkpoint of a small table costs its writer 25 ms; a run opens each table with news several times.
@@ -254,28 +255,38 @@ def is_derived(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Retention:
-    """Hours that removed files and log entries stay, by class.
+    """Hours that older versions can be read, with their files and log entries (`commits.versions`).
 
     A log entry costs each opening of the table 2 microseconds: 2 hours of a commit a second are 15 ms.
+
+    Attributes:
+        every_h: every version; before that one an hour, and after a day one a day.
+        kept_h, derived_h: those, of kept and of derived tables.
     """
 
-    kept_h: float = 2.0
-    derived_h: float = 0.5
+    every_h: float = 2.0
+    kept_h: float = 168.0
+    derived_h: float = 24.0
+
+    @property
+    def every_s(self) -> float:
+        """Seconds that every version can be read."""
+        return 3600 * self.every_h
 
     def seconds(self, table: str) -> float:
-        """Retention of a table, by its key."""
+        """Seconds that any older version of a table, by its key, can be read."""
         return 3600 * (self.derived_h if is_derived(table) else self.kept_h)
 
     def properties(self, table: str) -> Mapping[str, str]:
         """Delta's table properties with these times, which other writers of checkpoints, and VACUUM, follow."""
-        seconds = max(1, round(self.seconds(table)))
+        every_s = max(1, round(self.every_s))
+        untouched_s = round(max(UNTOUCHED_S, 2 * self.seconds(table)))
         return {
             "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
             # As `KEEP_LOG`, for other writers: a restore by delta-rs would delete what its undo needs.
             "delta.enableExpiredLogCleanup": "false",
-            "delta.logRetentionDuration": f"interval {seconds} seconds",
-            # Longer in checkpoints, so that maintenance still finds the removals.
-            "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",
+            "delta.logRetentionDuration": f"interval {every_s} seconds",
+            "delta.deletedFileRetentionDuration": f"interval {untouched_s} seconds",
         }
 
     def apply(self, table: str, handle: DeltaTable, more: Mapping[str, str] = MappingProxyType({})) -> bool:

@@ -245,7 +245,7 @@ class Table:
             table's log, which outlives the rows.
         owners, tags: from the settings.
         read_only: whatever would change the table raises ReadOnlyError.
-        retention: of its removed files and log entries.
+        retention: of its older versions.
         sizes: what is read and written at a time.
         by: column by which the table is partitioned, if each of its parts is used as the table of a game.
         part: a game: this is its part of such a table, and handles are `Part`; None: it is a whole table.
@@ -458,7 +458,7 @@ class Lakehouse:
         """The lakehouse of the settings; ConfigurationError if its root is a file, or an object store that is not safe."""
         options = delta_options(settings)
         labels = Labels.of(settings)
-        retention = Retention(settings.retention_h, settings.derived_retention_h)
+        retention = Retention(settings.every_version_h, settings.replaced_files_h, settings.derived_replaced_files_h)
         lakehouse = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
         lakehouse.layout = settings.silver_layout
         lakehouse.entity = settings.entity_column

@@ -21,7 +21,7 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Gam
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.enabling import enable, lacking
 from game_events.lakehouse.commits.evolution import CommitOutcome, evolve, new_mark, outcome_of, same_columns, with_features
-from game_events.lakehouse.commits.log import Changes, TableLog, make_table, write_version
+from game_events.lakehouse.commits.log import Changes, make_table, write_version
 from game_events.lakehouse.commits.transactions import (
     RESTORE_CHECKED,
     erasures,
@@ -31,10 +31,11 @@ from game_events.lakehouse.commits.transactions import (
     txn,
     version_before_restores,
 )
+from game_events.lakehouse.commits.versions import thin_out_long_log
 from game_events.lakehouse.data.columns import comments_in, describe, described
 from game_events.lakehouse.data.constraints import require_fulfilled
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
-from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, log_retention_s, note_of, of_columns
+from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, note_of, of_columns
 from game_events.lakehouse.storage import storage_error, write_out
 from game_events.lakehouse.table_properties import (
     CHECKPOINT_COMMITS,
@@ -409,8 +410,8 @@ def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | 
         try:
             if entry is not None:  # else delta-rs has made the checkpoint
                 handle.create_checkpoint()
-            TableLog(table).delete_expired(log_retention_s(handle))
-        except (OSError, DeltaError, DataError) as error:  # stays for the next time, or for maintenance
+            thin_out_long_log(table, handle)
+        except (OSError, DeltaError, DataError, ConflictError) as error:  # stays for the next time, or for maintenance
             log.warning("table=%s log_not_shortened=%r", table.name, str(error))
     return handle
 

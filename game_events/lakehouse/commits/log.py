@@ -15,7 +15,6 @@ Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Add File a
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,19 +25,17 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
 from game_events.errors import DataError
 from game_events.lakehouse.data.staging import StagedFile, file_system, partition_of
-from game_events.lakehouse.entries import UNFINISHED, OwnAlterer, asked_of, completed, content_of, linked, now_ms, path_of
+from game_events.lakehouse.entries import OwnAlterer, asked_of, completed, content_of, linked, now_ms, path_of
 from game_events.lakehouse.open_table import PLAIN_WRITER, Entry, KnownVersion, OpenTable, TableMetadata, of_columns
 from game_events.lakehouse.parts import read_transactions
-from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_properties import INDEXED, INDEXED_COLUMNS, KEEP_LOG, PROPERTIES, indexed_up_to
-from game_events.lakehouse.tables import BRONZE, Table
+from game_events.lakehouse.tables import Table
 
 #: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
@@ -126,10 +123,9 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
         return _append(table, handle, _actions(changes, _WRITE))
     if table.is_local and isinstance(handle, OpenTable) and (asked := of_columns(handle, asked_of)) is not None:
         return _append(table, handle, completed(table.uri, handle.version(), asked, _all_actions(handle, changes)))
-    now = now_ms()
     actions: list[AddAction | RemoveAction] = [*changes.added]
-    for path, size in changes.removed.items():  # readers of a change feed need the bytes
-        actions.append(RemoveAction(path, not changes.same_rows, now, size, dict(partition_of(path))))
+    for path, size in changes.removed.items():  # readers of a change feed need the bytes; the time: as in `_actions`
+        actions.append(RemoveAction(path, not changes.same_rows, 0, size, dict(partition_of(path))))
     if changes.columns is None:
         handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
     else:
@@ -222,7 +218,8 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
             }
         }
     for path, size in changes.removed.items():
-        removed = {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": size is not None}
+        # Without the time: no checkpoint repeats it then. Maintenance knows by other means which files are needed.
+        removed = {"path": path, "dataChange": rows_change, "extendedFileMetadata": size is not None}
         more = {} if size is None else {"partitionValues": partition_of(path), "size": size}
         yield {"remove": removed | more}
     for app, to in changes.set_transactions.items():
@@ -269,11 +266,11 @@ class TableLog:
         self._uri = table.uri
         self._system, prefix = file_system(table)
         self._prefix = f"{prefix}{FOLDER}/"
-        self._is_bronze = table.key == BRONZE
 
     def versions(self) -> list[int]:
         """Versions with an entry, sorted; one listing."""
-        return sorted(int(name[:_DIGITS]) for name in self._names() if name[_DIGITS:] == ".json")
+        names = (str(info.base_name) for info in self.files())
+        return sorted(int(name[:_DIGITS]) for name in names if name[:_DIGITS].isdigit() and name[_DIGITS:] == ".json")
 
     def has(self, version: int) -> bool:
         """Whether a version has an entry; one small request."""
@@ -300,66 +297,26 @@ class TableLog:
             infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
             yield next((dict(info) for info in infos if info is not None), {})
 
-    def removed_by(self, version: int) -> dict[str, int]:
-        """Path of each file that one version removed -> when, in milliseconds since 1970; {} if its entry is missing."""
-        return _below_the_table([action["remove"] for action in self.actions(version) if "remove" in action])
+    def newest_infos(self, newest: int, limit: int | None) -> list[dict[str, Any]]:
+        """As `infos`, of so many versions; None: of all.
 
-    def removed_before_checkpoint(self) -> dict[str, int]:
-        """As `removed_by`, in the newest checkpoint (`delta.deletedFileRetentionDuration`); their entries may be missing."""
-        # By the listing: `_last_checkpoint` may name an older one. One in several parts is another writer's, and is left out.
-        newest = max((name for name in self._names() if name[_DIGITS:] == CHECKPOINT), default=None)
-        if newest is None:
-            return {}
-        try:
-            with self._system.open_input_file(self._prefix + newest) as source:
-                rows = pq.ParquetFile(source).read(columns=["remove"]).column("remove")
-        except FileNotFoundError:  # another run has deleted it, and made a newer one
-            return {}
-        return _below_the_table([row for row in rows.to_pylist() if row is not None and row["path"] is not None])
-
-    def delete_expired(self, kept_s: float) -> int:
-        """Delete the entries before the newest checkpoint that is older than `kept_s` seconds; returns how many.
-
-        Versions that were the newest one at some time since then stay readable, also by whoever has opened them. So does
-        bronze's newest version that names the topics. The checkpoint is on the disk first.
+        delta-rs' history goes on behind a gap, where older versions stay (`commits.versions`), and numbers them wrongly.
         """
-        before = time.time() - kept_s
-        files = self._files()
-        for info in files:
-            if info.base_name.startswith(UNFINISHED) and _is_older(info, before):
-                self._delete(info)  # a crash has left it
-        expired = self._expired([info for info in files if info.base_name[:_DIGITS].isdigit()], before)
-        if expired and kept_s < WRITTEN_OUT_S:
-            write_out(self._uri)
-        for info in expired:
-            self._delete(info)
-        return len(expired)
+        return list(self.infos(newest, -1 if limit is None else newest - limit))
 
-    def _expired(self, files: list[pafs.FileInfo], before: float) -> list[pafs.FileInfo]:
-        """Entries and checkpoints that may go, the oldest first: if this process is killed, no gap is left."""
-        checkpoints = [f for f in files if f.base_name[_DIGITS:] == CHECKPOINT and _is_older(f, before)]
-        if checkpoints and self._is_bronze:
-            needed = self._naming_topics(max(map(_version_of, files)))
-            checkpoints = [file for file in checkpoints if _version_of(file) <= needed]
-        kept_from = max(map(_version_of, checkpoints), default=0)
-        return sorted((file for file in files if _version_of(file) < kept_from), key=lambda file: str(file.base_name))
-
-    def _naming_topics(self, newest: int) -> int:
-        """The last version whose entry names the topics; the newest one if no entry that is left does: none is needed then."""
-        named = (newest - number for number, info in enumerate(self.infos(newest, -1)) if SOURCES in info)
-        return next(named, newest)
-
-    def _delete(self, file: pafs.FileInfo) -> None:
-        with suppress(FileNotFoundError):  # another run has deleted it
-            self._system.delete_file(file.path)
-
-    def _names(self) -> list[str]:
-        """Names of entries and checkpoints."""
-        return [info.base_name for info in self._files() if info.base_name[:_DIGITS].isdigit()]
-
-    def _files(self) -> list[pafs.FileInfo]:
+    def files(self) -> list[pafs.FileInfo]:
+        """Everything in the folder of the log; one listing."""
         selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
         return list(self._system.get_file_info(selector))
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of the log; FileNotFoundError if it is gone."""
+        return self._system.open_input_file(self._prefix + name)
+
+    def delete(self, file: pafs.FileInfo) -> None:
+        """Delete a file of the log, unless others have."""
+        with suppress(FileNotFoundError):
+            self._system.delete_file(file.path)
 
     def _lines(self, version: int) -> list[bytes] | None:
         try:
@@ -369,15 +326,6 @@ class TableLog:
             return None
 
 
-def _is_older(file: pafs.FileInfo, than: float) -> bool:
-    return file.mtime is not None and file.mtime.timestamp() < than
-
-
-def _version_of(file: pafs.FileInfo) -> int:
+def version_of(file: pafs.FileInfo) -> int:
+    """The version whose entry, checkpoint or other file of the log this is."""
     return int(file.base_name[:_DIGITS])
-
-
-def _below_the_table(removes: list[dict[str, Any]]) -> dict[str, int]:
-    """Path -> time of removals, without files that are elsewhere, as those of a clone are."""
-    removals = {unquote(str(r["path"])): int(r.get("deletionTimestamp") or 0) for r in removes}
-    return {path: at_ms for path, at_ms in removals.items() if "://" not in path and not path.startswith("/")}

@@ -312,7 +312,7 @@ def _add_snapshot(change: Transaction, added: list[DataFile], removed: list[Data
 def expire(change: Transaction, table: Table, *, forget: bool) -> int:
     """Expire snapshots whose files Delta may delete, and those beyond the number that is kept; returns how many.
 
-    A snapshot names files that were not replaced when it was made: one that is younger than the retention has lost none.
+    A snapshot names files that were not replaced when it was made: one as young as versions that all stay has lost none.
     """
     snapshots = sorted(change.table_metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
     before = (time.time() - kept_s(table)) * 1000

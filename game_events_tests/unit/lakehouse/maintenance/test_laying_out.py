@@ -77,7 +77,9 @@ def events(first, times, batch=1):
 
 def laid_out(root, layout=None, **sizes):
     """A pipeline whose silver is laid out, with its table of a game."""
-    pipeline = without_spark(root, layout=layout or {"silver": "day"}, time_column="at", retention_h=1e-6)
+    pipeline = without_spark(
+        root, layout=layout or {"silver": "day"}, time_column="at", every_version_h=1e-6, replaced_files_h=1e-6
+    )
     lakehouse = pipeline.lakehouse
     lakehouse.sizes = dataclasses.replace(lakehouse.sizes, **sizes)
     return pipeline, lakehouse.silver("uno")
