@@ -55,7 +55,7 @@ CORE_COMMANDS = {
     ),
     "maintain": Command(
         "game_events.cli.repair:maintain",
-        "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
+        "Join small files, renew outdated ones, delete unneeded ones and rows by age, shorten logs, whoever is at work.",
     ),
     "migrate": Command(
         "game_events.cli.repair:migrate",

@@ -176,7 +176,7 @@ WORK = ("joined", "renewed", "laid_out", "replaced", "orphans")
 
 
 def maintain(table: Tables = None, layout: Layout = False, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work."""
+    """Join small files, renew outdated ones, delete unneeded ones and rows by age, shorten logs, whoever is at work."""
     output = Output(as_json=as_json)
     with output.working("maintenance"):
         result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run, "layout": layout})
@@ -192,7 +192,21 @@ def _show_maintenance(output: Output, tables: dict[str, dict[str, Any]], *, dry_
         output.table(title, COLUMNS, [[entry[column] for column in COLUMNS] for entry in busy])
     else:
         output.say(f"nothing to do for {len(tables)} tables")
+    _show_expired(output, tables, dry_run=dry_run)
     _show_left(output, tables)
+
+
+def _show_expired(output: Output, tables: dict[str, dict[str, Any]], *, dry_run: bool) -> None:
+    """Rows older than their limit, if there are any."""
+    older = [entry for entry in tables.values() if entry["expired"] or entry["expired_later"]]
+    if older:
+        title = "rows that would be removed by age" if dry_run else "rows removed by age"
+        columns = ("table", "rows", "bytes", "older rows that stay")
+        names = ("table", "expired", "expired_bytes", "expired_later")
+        output.table(title, columns, [[entry[name] for name in names] for entry in older])
+    raw = sum(entry["raw_values"] for entry in tables.values())
+    if raw:
+        output.say(f"{raw:,} raw values {'would be' if dry_run else 'were'} removed by age, not their rows")
 
 
 def _show_left(output: Output, tables: dict[str, dict[str, Any]]) -> None:

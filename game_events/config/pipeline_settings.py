@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, NoDecode
 
 from game_events.config.file_layout import Layouts, StatisticsColumns
 from game_events.config.names import Names, problem
+from game_events.config.retention import RetentionDays, problem_of
 from game_events.config.sources import kafka_login
 from game_events.config.sources.topic_decoding import TopicDecoding, require_patterns
 from game_events.config.type_names import SEPARATOR, TypeTables
@@ -254,9 +255,29 @@ class TableSettings(SettingsGroup):
     """Delta's features that local tables get when they are made, older ones by maintenance; tables keep them without the
     setting, too (docs/maintenance.md)"""
 
+    # --- rows by age (docs/maintenance.md)
+    retention_days: dict[str, float] = Field(default_factory=dict)
+    """days after which maintenance removes rows: layer (`bronze`, `silver`, `quarantine`, `event_log`; `raw`: bronze's raw
+    values alone), `layer:game`, `layer:game:type` or `layer:*:type` -> days, `0`: never; unset: no row is removed by age"""
+    allow_refresh_without_expired: bool = False
+    """whether a full refresh may leave out rows that were removed by age from what it reads"""
+
     # --- full refresh (docs/refresh.md)
     allow_bronze_full_refresh: bool = False
     """whether a full refresh may replace bronze; records that Kafka has expired are lost by it"""
+
+    @field_validator("retention_days")
+    @classmethod
+    def _retention_days(cls, value: dict[str, float]) -> dict[str, float]:
+        wrong = problem_of(value)
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value
+
+    @property
+    def row_retention(self) -> RetentionDays | None:
+        """The limits of rows' ages; None: there are none."""
+        return RetentionDays(self.retention_days) if any(self.retention_days.values()) else None
 
     @model_validator(mode="after")
     def _features_fit(self) -> Self:

@@ -138,12 +138,16 @@ class Search(NamedTuple):
 
 
 class GameRows(NamedTuple):
-    """A game's rows of bronze, and those of them that rules have dropped, or put into quarantine, or that were sent twice."""
+    """A game's rows of bronze, and those of them that rules have dropped, or put into quarantine, or that were sent twice.
+
+    `rows`: with those that bronze has lost by age; `expired`: those that silver lacks by age.
+    """
 
     rows: int
     dropped: int = 0
     quarantined: int = 0
     duplicates: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True)
@@ -500,7 +504,21 @@ EVENT_LOG_SCHEMA = schema_of(
 )
 
 #: Kinds of rows besides those of counters (docs/observability.md describes all of them).
-KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "maintenance", "iceberg")
+KINDS = (
+    "run",
+    "layer",
+    "read",
+    "table",
+    "gap",
+    "erased",
+    "exported",
+    "schema",
+    "rule",
+    "check",
+    "maintenance",
+    "iceberg",
+    "gone_by_age",
+)
 EventRow = Mapping[str, Any]
 
 

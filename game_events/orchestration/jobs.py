@@ -263,7 +263,8 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
     @graph.op(
         "look_after_tables",
         "Joins small files of append-only tables, deletes files that were replaced long enough ago or left by crashes, "
-        "shortens the tables' logs. No row and no progress changes; starts no Spark.",
+        "shortens the tables' logs; removes rows that are older than RETENTION_DAYS. No other row and no progress changes; "
+        "starts no Spark.",
         # Work that rewrites rows would lose its last commit to a compaction; the continuous run has a pool of its own, and
         # takes a compaction beside it calmly.
         "bronze",
@@ -279,6 +280,8 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
             "files_joined": sum(entry.joined for entry in tables),
             "files_deleted": sum(entry.replaced + entry.orphans for entry in tables),
         }
+        if pipeline.settings.row_retention is not None:
+            metadata["rows_gone_by_age"] = sum(entry.expired for entry in tables)
         if failed:
             words = "; ".join(f"{entry.table}: {entry.error}" for entry in failed[:10])
             raise dg.Failure(f"{len(failed)} tables failed: {words}", metadata=metadata, allow_retries=False)
@@ -293,7 +296,7 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
 
 def _table(tables: Iterable[TableMaintenance]) -> dg.TableMetadataValue:
     """The tables that were changed."""
-    numbers = ("joined", "into", "renewed", "laid_out", "replaced", "orphans", "waiting")
+    numbers = ("joined", "into", "renewed", "laid_out", "replaced", "orphans", "waiting", "expired")
     rows = [
         {"table": entry.table, **{name: getattr(entry, name) for name in numbers}, "note": entry.error or entry.skipped or ""}
         for entry in tables

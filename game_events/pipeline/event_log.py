@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, Protocol
 
 from deltalake.exceptions import DeltaError
@@ -28,7 +29,7 @@ from game_events.decoding.frame import ordered
 from game_events.errors import GameEventsError, stop_of, without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.system_tables import EventRow, append_events
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, gold_name, is_gold, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, Layer, gold_name, is_gold, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import CheckResult, RunResult, TableMaintenance, TableReport
@@ -167,6 +168,7 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += _rules(report)
     rows += _gaps(report, names)
     rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
+    rows += chain.from_iterable(map(_expired, report.maintenance.values()))
     for part in report.parts.values():
         rows += part.event_rows()
     rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
@@ -226,6 +228,16 @@ def _maintenance(entry: TableMaintenance, settings: Settings) -> dict[str, Any]:
     texts = {name: without_secrets(getattr(entry, name) or "", settings) or None for name in ("skipped", "error")}
     status = FAILED if entry.error else "skipped" if entry.skipped else "done"
     return _row("maintenance", table=entry.table, status=status, detail=asdict(entry) | texts)
+
+
+def _expired(entry: TableMaintenance) -> Iterator[dict[str, Any]]:
+    """Rows that were removed by age, of silver by game."""
+    for game, rows in entry.expired_games.items():
+        yield _row("gone_by_age", Layer.SILVER, table=entry.table, game=game, rows=rows)
+    if entry.expired and not entry.expired_games:
+        yield _row("gone_by_age", table=entry.table, rows=entry.expired)
+    if entry.raw_values:
+        yield _row("gone_by_age", table=entry.table, name="raw values", rows=entry.raw_values)
 
 
 def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]:

@@ -68,6 +68,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
+from game_events.pipeline.retention.expire import expire
 
 log = logging.getLogger(__name__)
 #: Tables at a time; each holds a row group in memory.
@@ -348,6 +349,7 @@ def is_ours(pipeline: Pipeline, name: str) -> bool:
 
 
 def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
+    handle = _without_older_rows(pipeline, table, handle, done)
     handle = _tidy(table, handle, FULL_GOAL, done, pipeline.lakehouse, layout=layout)
     versions = OldVersions(table)
     _thin_out(versions, handle, done)
@@ -362,6 +364,7 @@ def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, do
 
 def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
+    _without_older_rows(pipeline, table, handle, done, dry_run=True)
     spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
     done.laid_out = count(spread if layout else first_of(spread, MOST_BYTES))
     done.spread = count(spread) - done.laid_out
@@ -381,6 +384,16 @@ def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, d
     orphans = _orphans(pipeline, table, versions, dry_run=True)
     done.orphans = len(orphans)
     done.orphan_bytes = sum(orphans.values())
+
+
+def _without_older_rows(
+    pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
+) -> DeltaTable:
+    """Remove rows by age, if any of the table have a limit; returns the newest version."""
+    days = pipeline.settings.row_retention
+    if days is None:
+        return handle
+    return expire(pipeline, days, table, handle, done, dry_run=dry_run)
 
 
 def _orphans(pipeline: Pipeline, table: Table, versions: OldVersions, *, dry_run: bool) -> dict[str, int]:

@@ -225,7 +225,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         )
         info[ERASED_BY_BATCH] = json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
     batch = counter(handle, Txn.BATCH)
-    expected = txns(handle, (Txn.ERASURES, Txn.REDECODE)) | {Txn.BATCH: batch}
+    expected = txns(handle, (Txn.ERASURES, Txn.REDECODE, Txn.EXPIRED, Txn.RAW_EXPIRED)) | {Txn.BATCH: batch}
     # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
     advance: dict[str, int] = {Txn.REDECODE: counter(handle, Txn.REDECODE) + 1, Txn.BATCH: batch}
     plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)

@@ -26,8 +26,10 @@ def put(table, rows, set_transactions=None, info=None, **options):
     Returns the table after it.
     """
     rows = pa.table(rows)
+    files = options.pop("files", None)
+    files = staged(table, rows) if files is None else files
     options = {"expect_transactions": {}, "table_id": table_id(table.open()), **options}
-    commit(Commit(table, rows.schema, staged(table, rows), set_transactions=set_transactions or {}, info=info or {}, **options))
+    commit(Commit(table, rows.schema, files, set_transactions=set_transactions or {}, info=info or {}, **options))
     return table.open()
 
 

@@ -103,6 +103,18 @@ class Txn(StrEnum):
     #: Silver, a game's own table: digest of what the tables of its message types are called, by which a deleted one is found.
     TYPES = "types"
 
+    # Rows by age.
+    #: Any table: time up to which rows were removed by age, in milliseconds since 1970, or more; each such commit compares and
+    #: advances it, and so does what replaces all rows by those that it has read.
+    EXPIRED = "expired"
+    #: Bronze: the same for raw values.
+    RAW_EXPIRED = "raw_expired"
+    #: Bronze, quarantine: rows removed by age; by game: those of a game (of quarantine: its rejected ones). Silver: rows that
+    #: it lacks by age: removed from it, or from bronze before it was made. Gold: the same of silver when it was made.
+    ROWS_EXPIRED = "rows_expired"
+    #: Silver: quarantine's rows of the game that were removed by age when its rows were last replaced.
+    REJECTED_EXPIRED = "rejected_expired"
+
     # From layer to layer.
     #: Silver and gold of all games, by game: 1 from a restore of the table on until the game's rows are replaced, then 0.
     RESTORED = "restored"
@@ -171,13 +183,24 @@ def erasures(handle: DeltaTable | None) -> int:
     return counter(handle, Txn.ERASURES)
 
 
-def silver_app(silver: DeltaTable) -> str:
+def silver_app(silver: DeltaTable, erased: int | None = None) -> str:
     """`txn` of gold with the highest bronze batch of its silver rows.
 
-    Another silver table or incarnation, or an erasure, is another name: gold is rebuilt.
+    Another silver table or incarnation, or an erasure, is another name: gold is rebuilt. `erased`: after so many erasures;
+    None: all of silver's.
     """
-    erased = erasures(silver)
+    erased = erasures(silver) if erased is None else erased
     return Txn.SILVER.of(silver.metadata().id, incarnation(silver), *([erased] if erased else []))
+
+
+#: What accepts that a full refresh has fewer rows.
+WITHOUT_EXPIRED = "To go on without these rows, set GAME_EVENTS_ALLOW_REFRESH_WITHOUT_EXPIRED=true for one run"
+
+
+def expired_rows(handle: DeltaTable | None, game: str | None = None) -> int:
+    """`Txn.ROWS_EXPIRED`, of a game or of all; where no row was removed by age nothing is looked for by game."""
+    rows = counter(handle, Txn.ROWS_EXPIRED)
+    return rows if game is None or not rows else counter(handle, Txn.ROWS_EXPIRED.of(game))
 
 
 def last_app(source: str) -> str:
@@ -255,8 +278,10 @@ class BronzeIdentity:
         return int(batch) if batch is not None and batch >= self.incarnation else None
 
 
-#: Key in the commit information of maintenance: such a commit changes no row.
+#: Key in the commit information of maintenance: such a commit adds no row, and is made without a check for restores.
 MAINTENANCE_INFO = "maintenance"
+#: Key in that of a commit that removes rows by age: their number.
+EXPIRED_INFO = "expired_rows"
 
 #: Keys in the information of the layers' commits that are made only after a check for restores.
 BATCHES = frozenset({"bronze_batch", "batch"})
@@ -357,6 +382,7 @@ def version_before_restores(table: Table, version: int, marks: frozenset[str] = 
 
 #: Key of a commit's information -> kind of commit; the first key that a commit has decides.
 _KINDS = {
+    EXPIRED_INFO: "rows by age",
     MAINTENANCE_INFO: "maintenance",
     RESTORE_CHECKED: "restore looked at",
     "redecode": "redecode",

@@ -8,8 +8,10 @@ no run would read them again.
 """
 
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,10 +19,11 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.decoding.columns import ColumnMap
-from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
+from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, refuse_restored
-from game_events.lakehouse.commits.transactions import Txn, counter, txns
+from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.transactions import WITHOUT_EXPIRED, Txn, counter, expired_rows, txns
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, SOURCE
 from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table, travelling
@@ -91,6 +94,27 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
     )
 
 
+def refuse_without_expired(pipeline: Pipeline) -> None:
+    """Refuse a full refresh after which silver, made again, would lack rows that only silver has: DataError says how many."""
+    bronze = pipeline.open_bronze()
+    if not expired_rows(bronze) or pipeline.settings.allow_refresh_without_expired:
+        return
+    lost = +Counter(for_games(pipeline.lakehouse.games(), partial(_lost, pipeline, bronze)))
+    if lost:
+        raise DataError(
+            f"silver would be made again without {lost.total():,} rows that {pipeline.bronze.name} has lost by age "
+            f"(GAME_EVENTS_RETENTION_DAYS): of {first_few(sorted(lost), PARTITIONS_NAMED, ', ')}. Nothing was changed. "
+            f"{WITHOUT_EXPIRED}"
+        )
+
+
+def _lost(pipeline: Pipeline, bronze: DeltaTable | None, game: str) -> int:
+    """Rows that bronze has lost by age and a game's silver has."""
+    names = [game, *pipeline.lakehouse.type_tables().get(game, [])]
+    tables = [pipeline.tables.open_to_read(pipeline.lakehouse.silver(name)) for name in names]
+    return max(0, expired_rows(bronze, game) - sum(map(expired_rows, tables)))
+
+
 def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | None = None) -> Expired:
     """Count what the source does not have any more; one Spark job over three columns of each table.
 
@@ -141,6 +165,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         DataError: bronze was altered so that its rows cannot be replaced (`Table.writable`): nothing has changed.
     """
     refuse_unless_allowed(pipeline)
+    refuse_without_expired(pipeline)
     began = time.monotonic()
     complete_quarantine(pipeline, report)
     bronze = pipeline.open_bronze()
@@ -254,7 +279,8 @@ class _FullRefresh:
         undecodable = sum(file.rows for file in staged.quarantine)
         undecodable_kept = self.expired.quarantine.staying
 
-        compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
+        of_rows = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES)
+        compared = (*of_rows, Txn.EXPIRED, Txn.RAW_EXPIRED, *(p.app for p in to))
         advance = {partition.app: offset for partition, offset in to.items()}
         advance |= identity(to)
         advance |= self._archive_noted()

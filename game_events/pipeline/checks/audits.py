@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from itertools import zip_longest
@@ -20,7 +20,7 @@ from game_events.decoding.columns import type_name
 from game_events.errors import first_few
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.commits.group import for_games, opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, counter, silver_app, txn
+from game_events.lakehouse.commits.transactions import BronzeIdentity, counter, expired_rows, silver_app, txn
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.reading import files_with, row_count, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
@@ -52,7 +52,7 @@ class _Tables:
     """What is compared.
 
     `silver`: what its tables are called -> handle. `taken`: game -> last bronze batch that its gold contains. `current`: games
-    with all of gold's rows in `unified`.
+    with all of gold's rows in `unified`. `fewer`: games left out, as silver lacks rows by age that gold has aggregated.
     """
 
     silver: dict[str, DeltaTable]
@@ -60,17 +60,21 @@ class _Tables:
     taken: dict[str, int]
     unified: DeltaTable | None
     current: list[str]
+    fewer: list[str] = field(default_factory=list)
 
 
 def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) -> CheckResult:
     """Check that gold of a sample of games equals a recompute from silver, and the unified table equals gold.
 
-    One Spark job. A hash of the run chooses the games; one with pending rows is left out.
+    One Spark job. A hash of the run chooses the games; one with pending rows is left out, and one whose silver has lost rows by
+    age since gold was made.
     """
     words = pipeline.settings.names
     tables = _tables(pipeline, sample_games)
+    left_out = f"{len(tables.fewer)} {words.entities} left out: gold has rows that are gone from silver by age"
     if not tables.taken:
-        return CheckResult(RECOMPUTED, "gold", True, f"no {words.entity} has a gold table yet", wrong_rows=True)
+        why = left_out if tables.fewer else f"no {words.entity} has a gold table yet"
+        return CheckResult(RECOMPUTED, "gold", True, why, wrong_rows=True)
     independent = reads_delta(pipeline.spark)
     with small_snapshots(pipeline.spark):
         rows = _compared(_all_rows(pipeline, tables, independent), pipeline, tables.current).collect()
@@ -89,6 +93,9 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     if wrong:
         named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, g, u in wrong)
         summary = f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
+    if tables.fewer:
+        counts["games_left_out"] = len(tables.fewer)
+        summary = f"{summary}; {left_out}"
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
@@ -111,8 +118,12 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
         # Where the setting has other columns by now, gold is pending too.
         if batch is None or not is_current(gold, aggregate):
             continue
+        types = opened(listed.get(game, []), pipeline.lakehouse.silver)
+        if sum(map(expired_rows, (silver, *types.values()))) != expired_rows(gold):
+            sample.fewer.append(game)
+            continue
         sample.silver[game] = silver
-        sample.silver.update(opened(listed.get(game, []), pipeline.lakehouse.silver))
+        sample.silver.update(types)
         sample.gold[game] = gold
         sample.taken[game] = batch
         if unified is not None and txn(unified, gold_app(gold)) == gold.version():
@@ -248,11 +259,18 @@ MIN_DAYS = 7
 #: deviation is 0 for a game that sends the same number every day.
 DEVIATIONS, SHARE = 5.0, 0.5
 _MAD_TO_SIGMA = 1.4826
-_READ = ("time", "kind", "layer", "game", "table", "table_rows")
-#: Rows of a game's tables at the end of each day, so that a full refresh, which writes all rows again, adds nothing.
+_READ = ("time", "kind", "layer", "game", "table", "rows", "table_rows")
+#: Rows of a game's tables at the end of each day, so that a full refresh, which writes all rows again, adds nothing; with those
+#: that were removed by age since the first of these days.
 _DAYS = """
-SELECT game, "table", (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows, time) AS total
-FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND table_rows IS NOT NULL AND time <= $now
+WITH of_games AS (
+  SELECT *, sum(CASE WHEN kind = 'gone_by_age' THEN rows ELSE 0 END)
+    OVER (PARTITION BY game, "table" ORDER BY time)::BIGINT AS expired
+  FROM events
+  WHERE kind IN ('table', 'gone_by_age') AND layer = 'silver' AND game IS NOT NULL AND time <= $now
+)
+SELECT game, "table", (date_diff('second', time, $now) // 86400)::BIGINT AS back, arg_max(table_rows + expired, time) AS total
+FROM of_games WHERE kind = 'table' AND table_rows IS NOT NULL
 GROUP BY ALL ORDER BY game, back DESC
 """
 

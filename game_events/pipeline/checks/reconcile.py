@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import GameEventsError, ReadOnlyError
 from game_events.lakehouse.commits.group import for_games, opened
-from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, counter
+from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, Txn, counter, expired_rows
 from game_events.lakehouse.data.columns import COORDINATES, OWN_COLUMNS, has_decoded_columns
 from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
@@ -131,6 +131,18 @@ def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
     return F.broadcast(spark.createDataFrame(limits, "_game string, _taken bigint"))
 
 
+def add_expired(counts: RowCounts, bronze: DeltaTable, games: Collection[str]) -> None:
+    """Add the rows that bronze has lost by age, all of which were in silver; `games`: those with a silver table."""
+    gone = expired_rows(bronze)
+    if not gone:
+        return
+    by_game = for_games(games, lambda game: expired_rows(bronze, game))
+    of_others = gone - sum(by_game.values())
+    for game, rows in [*by_game.items(), (None, of_others)]:
+        counts.rows[game] += rows
+        counts.settled[game] += rows
+
+
 def add_earlier(counts: RowCounts, earlier: CountedRows, known: Collection[str]) -> None:
     """Add the rows that an earlier check has counted; `known`: games with a silver table, rows of others belong to none."""
     for name, of_game in earlier.games.items():
@@ -143,8 +155,9 @@ def add_earlier(counts: RowCounts, earlier: CountedRows, known: Collection[str])
 class GameCounts:
     """Row counts of one game, up to the last bronze batch in its silver table.
 
-    `bronze`, `silver`: rows of the layers. `dropped`, `quarantined`: rejected rows, by silver's counters. `duplicates`: rows
-    that were sent twice, by its counter. `held`: rejected rows that are in quarantine.
+    `bronze`, `silver`: rows of the layers, of bronze with those that it has lost by age. `dropped`, `quarantined`: rejected
+    rows, by silver's counters. `duplicates`: rows that were sent twice, by its counter. `held`: rejected rows that are in
+    quarantine. `expired`, `rejected_expired`: rows that silver, and rejected rows that quarantine, lack by age.
     """
 
     bronze: int
@@ -153,12 +166,14 @@ class GameCounts:
     quarantined: int = 0
     duplicates: int = 0
     held: int = 0
+    expired: int = 0
+    rejected_expired: int = 0
 
     @property
     def balanced(self) -> bool:
         """Whether every row is in exactly one place."""
-        accounted_for = self.silver + self.dropped + self.quarantined + self.duplicates
-        return self.bronze == accounted_for and self.quarantined == self.held
+        accounted_for = self.silver + self.dropped + self.quarantined + self.duplicates + self.expired
+        return self.bronze == accounted_for and self.quarantined == self.held + self.rejected_expired
 
     def __str__(self) -> str:
         parts = [f"bronze {self.bronze}", f"silver {self.silver}"]
@@ -166,6 +181,8 @@ class GameCounts:
             parts += [f"dropped {self.dropped}", f"quarantined {self.quarantined}", f"in quarantine {self.held}"]
         if self.duplicates:
             parts.append(f"duplicates {self.duplicates}")
+        if self.expired or self.rejected_expired:
+            parts.append(f"gone by age {self.expired}, from quarantine {self.rejected_expired}")
         return ", ".join(parts)
 
 
@@ -179,6 +196,7 @@ class Reconciliation:
         unrouted: bronze rows of a game without a silver table.
         pending: bronze rows that are not in silver yet.
         dropped, quarantined: rejected bronze rows. duplicates: bronze rows that were sent twice.
+        expired_bronze, expired: rows that bronze has lost, and that silver lacks, by age.
         wrong: game -> counts that do not add up.
         transformed: game -> counts that a transformation with `rows="any"` makes incomparable.
         counted_before: bronze batch up to which an earlier check has counted bronze's rows; 0: all were counted now.
@@ -193,6 +211,8 @@ class Reconciliation:
     dropped: int = 0
     quarantined: int = 0
     duplicates: int = 0
+    expired_bronze: int = 0
+    expired: int = 0
     wrong: Mapping[str, GameCounts] = field(default_factory=dict)
     transformed: Mapping[str, GameCounts] = field(default_factory=dict)
     counted_before: int = 0
@@ -206,8 +226,9 @@ class Reconciliation:
     @property
     def passed(self) -> bool:
         """Whether every bronze row was found, in all and for each game."""
-        kept_out = self.dropped + self.quarantined + self.duplicates
-        return not self.wrong and self.bronze == self.silver + kept_out + self.unrouted + self.pending + self.taken
+        kept_out = self.dropped + self.quarantined + self.duplicates + self.expired
+        bronze = self.bronze + self.expired_bronze
+        return not self.wrong and bronze == self.silver + kept_out + self.unrouted + self.pending + self.taken
 
     def metadata(self) -> Mapping[str, int | str]:
         """The counts, for display."""
@@ -215,6 +236,8 @@ class Reconciliation:
         counts: dict[str, int | str] = {f"{name}_rows": getattr(self, name) for name in shown}
         if self.duplicates:
             counts["duplicate_rows"] = self.duplicates
+        if self.expired_bronze or self.expired:
+            counts |= {"gone_by_age_bronze_rows": self.expired_bronze, "gone_by_age_silver_rows": self.expired}
         if self.transformed:
             counts["transformed_games"] = _named(self.transformed)
         if self.readmitted:
@@ -225,11 +248,14 @@ class Reconciliation:
 
     def summary(self) -> str:
         """One sentence."""
-        sums = f"bronze {self.bronze:,} = silver {self.silver:,} + unrouted {self.unrouted:,} + pending {self.pending:,}"
+        bronze = f"bronze {self.bronze:,}" + (f" + gone by age {self.expired_bronze:,}" if self.expired_bronze else "")
+        sums = f"{bronze} = silver {self.silver:,} + unrouted {self.unrouted:,} + pending {self.pending:,}"
         if self.dropped or self.quarantined:
             sums += f" + dropped {self.dropped:,} + quarantined {self.quarantined:,}"
         if self.duplicates:
             sums += f" + duplicates {self.duplicates:,}"
+        if self.expired:
+            sums += f" + gone by age {self.expired:,}"
         if self.transformed:
             sums += f" + transformed {self.taken:,} (their rows may become any number of rows)"
         if self.readmitted:
@@ -334,7 +360,17 @@ def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count:
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
     counts = count(pipeline, handle, decisions, taken, settled, 0)
+    _hold_without_bronze(counts, handle, decisions, tables)
+    add_expired(counts, handle, tables)
     return _compared(pipeline, _Counted(pipeline.lakehouse, handle, decisions, tables, counts, settled, types=types))
+
+
+def _hold_without_bronze(counts: RowCounts, bronze: DeltaTable, decisions: Decisions, games: Collection[str]) -> None:
+    """Of games of which bronze has lost rows by age, count all rejected rows in quarantine: some have no row of bronze."""
+    if expired_rows(bronze):
+        counts.held.update(
+            {game: decisions.rejected_rows.get(game, 0) - counts.held[game] for game in games if expired_rows(bronze, game)}
+        )
 
 
 def _settled(state: Progress, taken: Mapping[str, int]) -> int:
@@ -367,12 +403,18 @@ class _Counted:
         types = self.types.get(game, {}).items()
         return row_count(own) + sum(_rows_up_to(self.lakehouse.silver(name), handle, upto) for name, handle in types)
 
-    def kept_out(self, game: str) -> tuple[int, int, int]:
-        """A game's rows that rules have dropped, and put into quarantine, and those that were sent twice."""
+    def kept_out(self, game: str) -> tuple[int, int, int, int]:
+        """A game's rows that rules have dropped, and put into quarantine, those sent twice, and those gone by age."""
         tables = (self.tables[game], *self.types.get(game, {}).values())
         dropped, quarantined, duplicates = (sum(counter(table, app) for table in tables) for app in ROW_COUNTERS)
         # Where types have tables, an erasure takes its duplicates off the dropped rows (`governance.commits`).
-        return max(0, dropped), quarantined, duplicates + min(0, dropped)
+        expired = sum(expired_rows(table) for table in tables)
+        return max(0, dropped), quarantined, duplicates + min(0, dropped), expired
+
+    def rejected_expired(self, game: str) -> int:
+        """A game's rejected rows that quarantine has lost by age since silver's rows were last replaced."""
+        gone = expired_rows(self.decisions.handle, game)
+        return gone - counter(self.tables[game], Txn.REJECTED_EXPIRED) if gone else 0
 
 
 def _rows_up_to(table: Table, handle: DeltaTable, batch: int) -> int:
@@ -397,14 +439,25 @@ def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
 
 def _counts_by_game(counted: _Counted) -> dict[str, GameCounts]:
     rows = counted.rows
-    games = {
-        game: GameCounts(rows.rows[game] - rows.pending[game], counted.rows_in(game), *counted.kept_out(game), rows.held[game])
-        for game in sorted(counted.tables)
-    }
+    games: dict[str, GameCounts] = {}
+    for game in sorted(counted.tables):
+        dropped, quarantined, duplicates, expired = counted.kept_out(game)
+        games[game] = GameCounts(
+            rows.rows[game] - rows.pending[game],
+            counted.rows_in(game),
+            dropped,
+            quarantined,
+            duplicates,
+            rows.held[game],
+            expired,
+            counted.rejected_expired(game),
+        )
     for game, before in counted.unchanged.items():
-        silver = before.rows - before.dropped - before.quarantined - before.duplicates
+        silver = before.rows - before.dropped - before.quarantined - before.duplicates - before.expired
         held = counted.decisions.rejected_rows.get(game, 0)
-        games[game] = GameCounts(before.rows, silver, before.dropped, before.quarantined, before.duplicates, held)
+        # Its table is not opened: whether quarantine lacks as many rows as it should is not compared.
+        lacking = before.quarantined - held if expired_rows(counted.decisions.handle, game) else 0
+        games[game] = GameCounts(before.rows, silver, *before[1:4], held, before.expired, lacking)
     return games
 
 
@@ -422,6 +475,8 @@ def _added_up(pipeline: Pipeline, counted: _Counted, games: Mapping[str, GameCou
         dropped=sum(counts.dropped for counts in compared.values()),
         quarantined=sum(counts.quarantined for counts in compared.values()),
         duplicates=sum(counts.duplicates for counts in compared.values()),
+        expired_bronze=expired_rows(counted.bronze),
+        expired=sum(counts.expired for counts in compared.values()),
         wrong={game: counts for game, counts in compared.items() if not counts.balanced},
         transformed=transformed,
     )

@@ -32,8 +32,11 @@ from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.group import for_games, guarded, opened
 from game_events.lakehouse.commits.transactions import (
+    WITHOUT_EXPIRED,
     BronzeIdentity,
     Txn,
+    erasures,
+    expired_rows,
     restored,
     silver_app,
     txn,
@@ -83,6 +86,7 @@ class GamePlan:
         new, old: the files of silver with new rows, and the files of gold with the rows to merge them with, or to keep.
         same_keys: the files of silver with all rows of the new rows' keys; None: the new rows are enough.
         types: the tables of the game's message types, by what they are called: parts of its silver.
+        expired: rows that silver lacks by age.
     """
 
     game: str
@@ -98,6 +102,7 @@ class GamePlan:
     old: FileSelection
     same_keys: SelectedFiles | None = None
     types: Mapping[str, DeltaTable] = field(default_factory=dict)
+    expired: int = 0
 
     @property
     def silver_tables(self) -> list[DeltaTable]:
@@ -135,16 +140,20 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
         return None
     app = silver_app(silver)
     taken = txn(gold, app)
-    again = _is_made_again(run, gold, taken)
-    if taken == batch and not again:
+    if taken == batch and not _is_made_again(run, gold, taken):
         return None
     types = open_types(run.pipeline, run.bronze, silver, listed)
     if types is None:
         log.info("silver=%s tables_of_its_types=between_commits", silver.table_uri)
         return None
     _require_key_and_time(run, silver, known)
+    expired = sum(expired_rows(table) for table in (silver, *types.values()))
+    had = taken if taken is not None or not expired else _taken_before_erasures(gold, silver)
+    again = _is_made_again(run, gold, had)
+    if again and expired:
+        _refuse_fewer_rows(run, game, gold, expired)
     full = again or _needs_all_rows(aggregate, nested.union(*map(_nested, (silver, *types.values()))))
-    above = 0 if full else int(taken or 0)
+    above = 0 if full else int(had or 0)
     of_game: dict[str, DeltaTable] = {**types, game: silver}
     return GamePlan(
         game,
@@ -162,6 +171,30 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
         if aggregate.mode == "by_key" and not full
         else None,
         types=types,
+        expired=expired,
+    )
+
+
+def _taken_before_erasures(gold: DeltaTable | None, silver: DeltaTable) -> int | None:
+    """The last bronze batch in gold before people were erased from silver; None: gold has other rows.
+
+    Where silver lacks rows by age, gold is not made again: the erasure removes the people's rows from gold itself.
+    """
+    before = (txn(gold, silver_app(silver, erased)) for erased in range(erasures(silver) - 1, -1, -1))
+    return next((batch for batch in before if batch is not None), None)
+
+
+def _refuse_fewer_rows(run: GoldRun, game: str, gold: DeltaTable | None, expired: int) -> None:
+    """Raise DataError if an aggregate would lose what it has of rows that silver lacks by age.
+
+    One that is always made of all rows of silver (`recompute`) is of those that silver has.
+    """
+    lost = expired - expired_rows(gold)
+    if gold is None or lost <= 0 or run.aggregate.mode == "recompute" or run.pipeline.settings.allow_refresh_without_expired:
+        return
+    raise DataError(
+        f"{run.aggregate.asset} of {game} would be made again from a silver table that lacks {lost:,} rows by age "
+        f"(GAME_EVENTS_RETENTION_DAYS), which it has aggregated: it stays as it is. {WITHOUT_EXPIRED}"
     )
 
 
@@ -246,6 +279,8 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         app = Txn.AGGREGATE.of(aggregate.name)
         expected[app] = declared
         advance[app] = definition
+    if plan.full and (plan.expired or expired_rows(gold)):
+        advance[Txn.ROWS_EXPIRED] = plan.expired
     info = {BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
     if aggregate.definition:
         info["definition"] = aggregate.definition

@@ -75,6 +75,9 @@ class TableMaintenance:
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
         waiting: replaced files that older versions need, which can be read for a time.
         files: data files of the table afterwards.
+        expired: rows removed by age; `expired_bytes`: about their bytes; `expired_games`: game -> those of silver;
+            `expired_later`: older rows that stay, as a layer has not taken them yet, or for the next time.
+        raw_values: values of `_raw_value` that became NULL by age.
         skipped: why work was left for the next time: a concurrent writer, or a restore that has to be checked first.
         error: why the maintenance failed.
     """
@@ -92,13 +95,18 @@ class TableMaintenance:
     orphan_bytes: int = merged(add, int)
     waiting: int = merged(latest, int)
     files: int = merged(latest, int)
+    expired: int = merged(add, int)
+    expired_bytes: int = merged(add, int)
+    expired_games: Mapping[str, int] = merged(add_counts, dict)
+    expired_later: int = merged(latest, int)
+    raw_values: int = merged(add, int)
     skipped: str | None = merged(latest, NoneType)
     error: str | None = merged(latest, NoneType)
 
     @property
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
-        work = self.joined or self.renewed or self.laid_out or self.replaced or self.orphans
+        work = self.joined or self.renewed or self.laid_out or self.replaced or self.orphans or self.expired or self.raw_values
         return bool(work or self.skipped or self.error)
 
 

@@ -48,6 +48,7 @@ from game_events.pipeline.quality import problems, refuse
 from game_events.pipeline.runs.file_layout import require_columns
 from game_events.pipeline.runs.pending import backlog, left_out_until_now
 from game_events.pipeline.runs.refresh import Parts, Selection
+from game_events.pipeline.runs.row_retention import misfits, told
 from game_events.pipeline.runs.trial import check_definitions
 from game_events.pipeline.schemas.archive import SchemaArchive
 from game_events.pipeline.schemas.catalog import SchemaCatalog
@@ -357,6 +358,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
     checks |= {"columns": columns, "names": names, "statistics": statistics}
     checks |= {"layout": layout} if pipeline.lakehouse.file_layouts else {}
+    checks |= {"rows by age": rows_by_age} if pipeline.settings.row_retention is not None else {}
     return {name: partial(check, pipeline) for name, check in checks.items()}
 
 
@@ -539,6 +541,16 @@ def layout(pipeline: Pipeline) -> str:
         return f"{said}{left}"
     names = first_few([f"{name} ({many(files, 'file')})" for name, files in spread.items()], NAMED, ", ")
     return Hint(f"{said}; not yet: {names}{left}; `game-events maintain --layout` changes all files (docs/maintenance.md)")
+
+
+def rows_by_age(pipeline: Pipeline) -> str:
+    """The limits of `RETENTION_DAYS` and the oldest rows; a hint where other settings do not fit them."""
+    days = pipeline.settings.row_retention
+    if days is None:
+        return "no row is removed by age"
+    notices = list(misfits(pipeline, days))
+    text = told(pipeline, days)
+    return Hint("; ".join([text, *notices])) if notices else text
 
 
 def check_rules(pipeline: Pipeline) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from game_events.config.type_names import game_of
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.group import opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, games_of
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, expired_rows, games_of
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -376,6 +376,9 @@ def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplayS
         TransientError: the registry is unavailable, and a schema is not archived.
     """
     done = replay(pipeline, report, selection) if selection.undecodable else Replayed()
+    gone = expired_rows(pipeline.open_quarantine())
+    if gone:
+        report.warn(f"{gone:,} rows of {pipeline.quarantine.name} were removed by age so far: these cannot be replayed")
     games = _games_kept_out_of(pipeline, selection.rules) if selection.rejected else frozenset()
     failed = refresh_silver(pipeline, report, games, full=True) if games else {}
     refresh_downstream(pipeline, report, not_replaced=failed)

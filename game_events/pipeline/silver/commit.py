@@ -18,6 +18,7 @@ from game_events.lakehouse.commits.transactions import (
     Txn,
     counter,
     erasures,
+    expired_rows,
     txn,
     txns,
     types_digest,
@@ -291,11 +292,24 @@ def _advance(source: SilverInput, decisions: Decisions, name: str, start: GameSt
     for app, rows in zip(ROW_COUNTERS, (counts.dropped, counts.quarantined, counts.duplicates), strict=True):
         if rows or txn(handle, app) is not None:
             advance[app] = rows + (0 if replaced else counter(handle, app))
+    if replaced or handle is None:
+        advance |= _lacking_by_age(source, decisions, name, handle)
     if name == game and source.pipeline.settings.type_tables is not None:
         # By this a game's own table knows those of its message types.
         digest = types_digest({*start.listed_types, *_with_rows(result, game)})
         advance |= {Txn.TYPES: digest} if digest != counter(start.handle, Txn.TYPES) else {}
     return advance
+
+
+def _lacking_by_age(source: SilverInput, decisions: Decisions, name: str, handle: DeltaTable | None) -> dict[str, int]:
+    """What rows that are all new lack by age: those of bronze of which they are made; a game's own table says it for all."""
+    game = game_of(name)
+    is_own = name == game
+    lacking = {
+        Txn.ROWS_EXPIRED: expired_rows(source.handle, game) if is_own else 0,
+        Txn.REJECTED_EXPIRED: expired_rows(decisions.handle, game) if is_own else 0,
+    }
+    return {app: rows for app, rows in lacking.items() if rows or counter(handle, app)}
 
 
 def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:

@@ -17,11 +17,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from game_events.errors import ConflictError, ExtensionError, LostFileError, first_few
+from deltalake import DeltaTable
+
+from game_events.errors import ConflictError, DataError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import refuse_restored
 from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
-from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, Txn, erasures, incarnation, restored, txns
+from game_events.lakehouse.commits.transactions import (
+    ROW_COUNTERS,
+    WITHOUT_EXPIRED,
+    BronzeIdentity,
+    Txn,
+    erasures,
+    expired_rows,
+    incarnation,
+    restored,
+    txns,
+)
 from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.reading import selection
 from game_events.lakehouse.data.staging import remove_empty_folder
@@ -263,7 +275,7 @@ def starts_of(
     rows were compared with.
     """
     bronze = run.source.bronze
-    needed = (bronze.erased_app, Txn.ERASURES, *ROW_COUNTERS)
+    needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_EXPIRED, *ROW_COUNTERS)
     types = TypesOfGames.of(run.pipeline, bronze, retired=retires_types(run.pipeline, run.state, full=run.full))
 
     def start(game: str) -> GameStart:
@@ -274,11 +286,15 @@ def starts_of(
         decided = decisions.batch(game)
         whole = run.full or decisions.incarnation(game) > incarnation(handle)
         whole = whole or taken is None or (handle is not None and restored(handle))
-        # Rows that quarantine holds from other contents of bronze are decided again, too.
+        # Rows that quarantine holds from other contents of bronze are decided again, too; and all rows of which quarantine has
+        # lost decisions by age.
         again = redecide or (decided is None and game in decisions.rejected_rows)
+        again = again or (whole and bool(expired_rows(decisions.handle, game)))
         begin = 0 if taken is None or whole or again else taken
         if handle is not None and begin == 0:
             run.pipeline.lakehouse.silver(game).writable(handle, replaced=True)
+            if taken is not None:
+                _refuse_fewer_rows(run, game, handle)
         begun = GameStart(
             handle,
             taken,
@@ -292,6 +308,21 @@ def starts_of(
         return types.started(begun, game, None if run.source.keys.applies_to(game) else staged)
 
     return for_games(games, guarded(start))
+
+
+def _refuse_fewer_rows(run: SilverRun, game: str, silver: DeltaTable) -> None:
+    """Raise DataError if a game's silver would be replaced by rows of a bronze that lacks some by age which silver has."""
+    gone = expired_rows(run.source.handle, game)
+    if not gone or run.pipeline.settings.allow_refresh_without_expired:
+        return
+    of_types = run.pipeline.lakehouse.type_tables().get(game, [])
+    types = [run.pipeline.tables.open_to_read(run.pipeline.lakehouse.silver(name)) for name in of_types]
+    lost = gone - sum(expired_rows(table) for table in (silver, *types))
+    if lost > 0:
+        raise DataError(
+            f"silver of {game} would be made again from a bronze that lacks {lost:,} rows by age (GAME_EVENTS_RETENTION_DAYS) "
+            f"which it has: it stays as it is. {WITHOUT_EXPIRED}"
+        )
 
 
 def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: GameStart) -> bool:

@@ -74,7 +74,8 @@ class TypesOfGames:
             types = self._opened(listed)
             for name, table in types.items():
                 self.pipeline.lakehouse.silver(name).writable(table, replaced=True)
-        needed = (self.bronze.app, self.bronze.erased_app, Txn.INCARNATION, Txn.ERASURES, *ROW_COUNTERS)
+        of_rows = (Txn.INCARNATION, Txn.ERASURES, Txn.ROWS_EXPIRED, *ROW_COUNTERS)
+        needed = (self.bronze.app, self.bronze.erased_app, *of_rows)
         for table in types.values():
             txns(table, needed)  # kept, as of the game's own table
         reached = {name: self.bronze.taken(table) or 0 for name, table in types.items()}

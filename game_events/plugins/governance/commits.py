@@ -28,7 +28,16 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict
 from game_events.lakehouse.commits.group import commit_games, opened
-from game_events.lakehouse.commits.transactions import ROW_COUNTERS, BronzeIdentity, Txn, counter, erasures, txn, txns
+from game_events.lakehouse.commits.transactions import (
+    ROW_COUNTERS,
+    BronzeIdentity,
+    Txn,
+    counter,
+    erasures,
+    expired_rows,
+    txn,
+    txns,
+)
 from game_events.lakehouse.commits.versions import OldVersions, delete_files
 from game_events.lakehouse.data.columns import COORDINATES, RECORD
 from game_events.lakehouse.data.staging import discard, file_system
@@ -435,17 +444,19 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, name: str, hits: list[
     if type_of(name) is not None:
         advance |= _counters_of_type(state, identity, handle, name, hits)
     elif not is_counted:
-        advance |= _counters(state, handle, identity.taken(handle) or 0, name, _rows(hits))
-    expected = txns(handle, (identity.app, Txn.INCARNATION, *ROW_COUNTERS))
+        advance |= _counters(state, bronze, handle, name, _rows(hits))
+    expected = txns(handle, (identity.app, Txn.INCARNATION, Txn.ROWS_EXPIRED, *ROW_COUNTERS))
     return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
 
-def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:
+def _counters(state: ErasureState, bronze: DeltaTable, handle: DeltaTable, game: str, erased: int) -> dict[str, int]:
     """Silver's counters after the erasure, so that bronze = silver + dropped + quarantined + duplicates still holds.
 
     Which of the others' rows rules had dropped, and which were duplicates, is not known any more where a table has both: then
     duplicates are subtracted first, and only the sum is right. Where message types have tables, all are subtracted as dropped.
+    Rows that are gone by age from one of the layers alone are corrected in what silver lacks by age.
     """
+    taken = BronzeIdentity.of(bronze).taken(handle) or 0
     # The counters never had rows of a bronze that was replaced since.
     since = max(state.settled.get(game, 0), state.people.oldest_batch - 1)
 
@@ -467,7 +478,14 @@ def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, er
             counters |= {app: (value or 0) - rows} if rows else {}
         elif value is not None and rows > 0:
             counters[app] = max(0, value - rows)
+    if not per_type and (expired_rows(handle) or expired_rows(bronze, game)):
+        kept_out = others - sum(counter(handle, app) - counters[app] for app in DECIDED_HERE if app in counters)
+        counters |= {Txn.ROWS_EXPIRED: counter(handle, Txn.ROWS_EXPIRED) - kept_out} if kept_out else {}
     return counters
+
+
+#: Counters of rows that the records of erased people are taken off, beside those in quarantine.
+DECIDED_HERE = (Txn.ROWS_DROPPED, Txn.ROWS_DUPLICATE)
 
 
 def _counters_of_type(

@@ -42,7 +42,8 @@ class Topic:
 
     Attributes:
         columns: what is decoded: name -> type.
-        records: split -> one mapping for each offset: `schema`, the schema's id, and values of the columns.
+        records: split -> one mapping for each offset: `schema`, the schema's id, values of the columns, and perhaps `at`, the
+            time that it was sent.
         expired: split -> first offset that there still is.
     """
 
@@ -126,6 +127,7 @@ def stage_micro_batch(
             record = reader.topic.records[split][offset]
             row = dict(zip(COORDINATES, (split.topic_id, split.number, offset), strict=True))
             row |= {"_kafka_topic": split.topic, "_batch": batch, "_schema_id": record["schema"], "_raw_value": b"x"}
+            row |= {"_kafka_timestamp": record.get("at")}
             if offset in decided.get((split.topic_id, split.number), ()):
                 continue
             if record["schema"] in reader.schemas:

@@ -9,6 +9,7 @@ from game_events_tests.integration.plugins.export.test_export_crashes import POI
 from game_events_tests.integration.plugins.files.test_old_lakehouse import POINTS as MIGRATION_POINTS
 from game_events_tests.scenarios.guarantees.test_crashes import POINTS
 from game_events_tests.scenarios.guarantees.test_crashes_of_erasures import POINTS as ERASURE_POINTS
+from game_events_tests.unit.pipeline.retention.test_crashes import POINTS as RETENTION_POINTS
 from game_events_tests.unit.pipeline.test_crashes import POINTS as MAINTENANCE_POINTS
 
 #: Points of other work than a plain run's: test_crashes_of_other_work.py, test_archive.py, test_replay.py, test_redecode.py,
@@ -39,7 +40,8 @@ FAILPOINTS = {
 
 
 def test_every_failpoint_is_tried() -> None:
-    points = (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *MAINTENANCE_POINTS, *EXPORT_POINTS, *MIGRATION_POINTS)
+    of_maintenance = (*MAINTENANCE_POINTS, *RETENTION_POINTS)
+    points = (*POINTS, *OTHER_POINTS, *ERASURE_POINTS, *of_maintenance, *EXPORT_POINTS, *MIGRATION_POINTS)
     tried = {point.partition("@")[0].partition(":")[0] for point in points}
     assert tried == FAILPOINTS
 

@@ -75,6 +75,20 @@ def test_without_enough_history_nothing_is_said(pipeline):
     assert "no game has a history" in found.summary
 
 
+def test_rows_that_are_removed_by_age_do_not_count_as_less_volume(pipeline):
+    days = 9
+    for day in range(days):
+        total = 100 * (day + 1) if day < 7 else 100 * (day + 1) - 600 * (day - 6)  # the last two days 600 were removed
+        of_game = {"layer": "silver", "game": "steady"}
+        at = NOW - timedelta(days=days - 1 - day, hours=1)
+        append_events(pipeline.lakehouse, [{"kind": "table", "time": at, "table_rows": total, **of_game}], f"r{day}", "a#0")
+        if day >= 6:
+            gone = [{"kind": "gone_by_age", "time": at + timedelta(minutes=5), "rows": 600, **of_game}]
+            append_events(pipeline.lakehouse, gone, f"m{day}", "a#0")
+    found = volume(pipeline, NOW)
+    assert (found.passed, found.counts["games_compared"]) == (True, 1)
+
+
 def test_a_full_refresh_which_writes_all_rows_anew_is_no_volume():
     # Totals, not rows written: the day of the refresh ends with as many rows as the day before.
     assert daily_rows({3: 1000, 2: 1100, 1: 1100, 0: 1200}) == (100, [100, 0])

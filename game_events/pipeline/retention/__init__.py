@@ -1,0 +1,1 @@
+"""Rows removed by age (`RETENTION_DAYS`)."""
