@@ -82,6 +82,11 @@ def with_metadata(column: str, **metadata: Any) -> Callable[[Schema], None]:
     return change
 
 
+def generated(column: str) -> Callable[[Schema], None]:
+    """A change of a schema that no commit of this project keeps: a column's values are made of others'."""
+    return with_metadata(column, delta_generationExpression="1")
+
+
 def without_statistics(table: Any) -> None:
     """The log has no statistics of the present files any more, as after another engine's OPTIMIZE with these switched off."""
     off = {"delta.checkpoint.writeStatsAsJson": "false", "delta.checkpoint.writeStatsAsStruct": "false"}

@@ -25,7 +25,7 @@ from game_events.pipeline.silver import refresh
 from game_events.plugins.catalog.sql import TablesSql
 from game_events.plugins.governance.commits import Erasure, ErasureState, erase_events
 from game_events.plugins.governance.workers import PeopleToErase
-from game_events_tests.support.altered_tables import altered, not_null, with_metadata
+from game_events_tests.support.altered_tables import altered, generated, not_null, with_metadata
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.model.world import World
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, numbers, plan
@@ -41,7 +41,7 @@ NESTED = pa.schema(
 #: A feature that this project does not follow.
 NEW = {"features": ["somethingNew"]}
 #: A change that makes a column one of which the values would have to be made.
-GENERATED = with_metadata("n", delta_generationExpression="1")
+GENERATED = generated("n")
 FOREIGN = [
     (
         {"features": ["rowTracking", "domainMetadata", "v2Checkpoint"], "reader": ["v2Checkpoint"]},
@@ -227,9 +227,7 @@ def jobs(monkeypatch):
 
 
 @pytest.mark.parametrize("key", [BRONZE, QUARANTINE])
-@pytest.mark.parametrize(
-    "how", [NEW, {"change": with_metadata("_batch", delta_generationExpression="1")}], ids=["new", "generated"]
-)
+@pytest.mark.parametrize("how", [NEW, {"change": generated("_batch")}], ids=["new", "generated"])
 def test_a_run_stops_at_an_altered_bronze_or_quarantine_before_any_job(world, jobs, key, how):
     world.records_come([("rummy", "a", 2, 1)])  # one for quarantine
     world.strictness = 1

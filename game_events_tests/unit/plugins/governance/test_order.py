@@ -27,7 +27,7 @@ from game_events.plugins.governance.erased_people import add_people, hashes_of, 
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
 from game_events.workers.results import StagedRows
-from game_events_tests.support.altered_tables import altered, not_null
+from game_events_tests.support.altered_tables import altered, generated
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark
 from game_events_tests.support.tables import data_files, put, rows
@@ -117,7 +117,7 @@ def test_a_table_of_others_beside_them_that_only_they_can_write_keeps_no_erasure
     for name, column in (("others", "n"), ("players", "gamer_id")):
         table = pipeline.lakehouse.table(name)
         put(table, {column: ["bob"]})
-        altered(table, change=not_null(column))
+        altered(table, change=generated(column))
     report = RunReport()
     people = erasure.erase(pipeline, report, frozenset({"ann"}))
     assert report.parts["erasure"].finished
@@ -132,10 +132,10 @@ def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_
     tables = [pipeline.lakehouse.table(name) for name in ("a", "b", "c")]
     for table in tables:
         put(table, {"gamer_id": ["ann", "bob"]})
-    altered(tables[1], change=not_null("gamer_id"))
+    altered(tables[1], change=generated("gamer_id"))
     before = data_files(tables[1])
     report = RunReport()
-    with pytest.raises(DataError, match="DROP NOT NULL"):
+    with pytest.raises(DataError, match="column gamer_id is a generated column"):
         erasure.erase(pipeline, report, frozenset({"ann"}))
     assert [len(rows(table)) for table in (tables[0], tables[2])] == [1, 1]
     assert data_files(tables[1]) == before
