@@ -192,8 +192,9 @@ def loop_process(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[
     """`game-events run --continuous` as a user starts it, with these settings and defaults otherwise."""
     environment = os.environ | {
         f"{ENV_PREFIX}GOLD_INTERVAL_S": str(GOLD_INTERVAL_S),
-        f"{ENV_PREFIX}RETENTION_H": str(RETENTION_H),
-        f"{ENV_PREFIX}DERIVED_RETENTION_H": str(RETENTION_H),
+        f"{ENV_PREFIX}EVERY_VERSION_H": str(RETENTION_H),
+        f"{ENV_PREFIX}REPLACED_FILES_H": str(RETENTION_H),
+        f"{ENV_PREFIX}DERIVED_REPLACED_FILES_H": str(RETENTION_H),
         "DAGSTER_HOME": str(arena.folder / "dagster"),
         **{
             f"{ENV_PREFIX}{key.upper()}": str(getattr(settings, key))

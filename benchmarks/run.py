@@ -42,6 +42,7 @@ from benchmarks.rest import rest
 from benchmarks.rules import rules
 from benchmarks.starts import starts
 from benchmarks.time_breakdown import time_breakdown
+from benchmarks.time_travel import time_travel
 from benchmarks.workers import workers
 
 Scenario = Callable[[Arena], list[Figure]]
@@ -75,6 +76,7 @@ SCENARIOS = SHORT | {
     "decoding": decoding,
     "deduplicate": deduplicate,
     "rest": rest,
+    "time_travel": time_travel,
     "iceberg": iceberg,
 }
 QUICK_EVENTS = 100_000

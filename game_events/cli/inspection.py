@@ -23,6 +23,7 @@ from game_events.cli.output import since as since_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Version, versions
+from game_events.lakehouse.commits.versions import readable_versions
 from game_events.lakehouse.data.columns import MESSAGE_TYPE, owners_of, tags_of
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.duckdb_connection import query
@@ -96,17 +97,18 @@ def history(
     limit: Annotated[int, typer.Option(min=1, help="So many of the newest versions.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too."""
+    """A table's versions that can be read, newest first: when, what kind, rows, batch, offsets, run; maintenance too."""
     output = Output(as_json=as_json)
     chosen, handle = existing_table(Lakehouse.of(load_settings()), table)
-    entries = list(versions(chosen, handle.version(), limit))
+    readable = [version for version in readable_versions(chosen) if version <= handle.version()]
+    entries = list(versions(chosen, reversed(readable[-limit:])))
     output.say(chosen.uri)
     for entry in entries:
         output.say(_line(entry))
-    if entries and entries[-1].version > 0 and len(entries) == limit:
-        output.say(f"only {limit} versions are shown: --limit shows more")
-    elif entries and entries[-1].version > 0:
-        output.say(f"older versions' entries were cleaned up (before version {entries[-1].version})")
+    if len(readable) > limit:
+        output.say(f"only {limit} of {len(readable):,} versions that can be read are shown: --limit shows more")
+    elif len(entries) <= handle.version():
+        output.say(f"{handle.version() + 1 - len(entries):,} older versions cannot be read any more (docs/maintenance.md)")
     output.result({"table": chosen.name, "location": chosen.uri, "versions": [asdict(entry) for entry in entries]})
 
 

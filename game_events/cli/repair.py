@@ -214,7 +214,8 @@ def _show_left(output: Output, tables: dict[str, dict[str, Any]]) -> None:
     waiting = sum(entry["waiting"] for entry in tables.values())
     if waiting:
         output.say(
-            f"{waiting:,} replaced files stay for the time, for readers still at work (RETENTION_H, DERIVED_RETENTION_H)"
+            f"{waiting:,} replaced files stay for the time, as older versions have them (REPLACED_FILES_H, "
+            "DERIVED_REPLACED_FILES_H)"
         )
     outdated = sum(entry["outdated"] for entry in tables.values())
     if outdated:

@@ -42,6 +42,11 @@ def split_names(value: str) -> tuple[str, ...]:
 
 #: ``a, b`` in the environment, or a list in YAML.
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
+TableFeatures = Annotated[
+    tuple[Literal["changeDataFeed", "inCommitTimestamp", "rowTracking"], ...],
+    NoDecode,
+    BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v),
+]
 Choice = Literal["quarantine", "null"]
 
 
@@ -237,12 +242,18 @@ class TableSettings(SettingsGroup):
     `silver`, `all`) -> names"""
 
     # --- maintenance (docs/maintenance.md)
-    retention_h: float = Field(2.0, gt=0)
-    """hours that replaced files and log entries of bronze, silver, quarantine and the logs are kept"""
-    derived_retention_h: float = Field(0.5, gt=0)
+    every_version_h: float = Field(2.0, gt=0)
+    """hours that every version of a table can be read; a query that takes longer may lose its files"""
+    replaced_files_h: float = Field(168, gt=0)
+    """hours that older versions of bronze, silver, quarantine and the logs can be read, with files that were replaced since:
+    of the last day one an hour, before that one a day"""
+    derived_replaced_files_h: float = Field(24, gt=0)
     """the same for gold, the unified table and `progress`"""
     orphan_retention_h: float = Field(168, ge=1)
     """hours that files are kept which no commit names (left by crashes)"""
+    table_features: TableFeatures = ()
+    """Delta's features that local tables get when they are made, older ones by maintenance; tables keep them without the
+    setting, too (docs/maintenance.md)"""
 
     # --- rows by age (docs/maintenance.md)
     retention_days: dict[str, float] = Field(default_factory=dict)
@@ -267,6 +278,14 @@ class TableSettings(SettingsGroup):
     def row_retention(self) -> RetentionDays | None:
         """The limits of rows' ages; None: there are none."""
         return RetentionDays(self.retention_days) if any(self.retention_days.values()) else None
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> Self:
+        if self.table_features and "://" in self.lakehouse:
+            raise ValueError(
+                "GAME_EVENTS_TABLE_FEATURES needs a local lakehouse: delta-rs, which commits to object stores, has none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _types_fit(self) -> Self:

@@ -52,6 +52,8 @@ SETTING = "GAME_EVENTS_ON_DATA_LOSS"
 #: Names with the prefix that are read elsewhere: where settings are, the cache of fetched parts; those of this project's tests.
 NO_SETTINGS = frozenset({"config", "secrets_dir", "cache"})
 TESTS_PREFIX = "test"
+#: Names of earlier releases -> those of now. They are refused: what they meant would go unnoticed.
+RENAMED = {"retention_h": "replaced_files_h", "derived_retention_h": "derived_replaced_files_h"}
 #: The local stack's state file, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
 #: Name of the class of the core's and all plug-ins' settings.
@@ -93,7 +95,7 @@ class GroupedYamlSource(YamlConfigSettingsSource):
         return content
 
     def _error(self, name: object, what: str, names: list[str]) -> ConfigurationError:
-        near = difflib.get_close_matches(str(name), names, 1)
+        near = [RENAMED[str(name)]] if name in RENAMED else difflib.get_close_matches(str(name), names, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         return ConfigurationError(f"settings file {self.yaml_file_path}: {name!r} {what}{hint} See docs/reference/settings.md")
 
@@ -280,7 +282,9 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     for name in overrides:
         if name not in settings_class().model_fields:
             raise ConfigurationError(f"{name!r} {_no_setting(name)}")
-    for text in misspelt():
+    for name, text in _without_effect():
+        if name in RENAMED:
+            raise ConfigurationError(text)
         _warn_once(text)
     secrets = os.environ.get(ENV_PREFIX + "SECRETS_DIR") or None
     _require_sources(os.environ.get(ENV_PREFIX + "CONFIG"), secrets)
@@ -304,11 +308,16 @@ def _require_sources(file: str | None, secrets: str | None) -> None:
 
 def misspelt() -> list[str]:
     """A sentence for each variable of the environment or of `.env` that has the prefix and is no setting."""
+    return [text for _, text in _without_effect()]
+
+
+def _without_effect() -> list[tuple[str, str]]:
+    """What each of these variables sets, and the sentence."""
     try:
         in_file = dotenv_values(".env")
     except (OSError, UnicodeDecodeError):  # reading the settings reports it
         in_file = {}
-    messages: list[str] = []
+    messages: list[tuple[str, str]] = []
     for variable in sorted({*os.environ, *in_file}):
         if not variable.upper().startswith(ENV_PREFIX):
             continue
@@ -316,11 +325,14 @@ def misspelt() -> list[str]:
         known = name in settings_class().model_fields or name in NO_SETTINGS or is_of_source(name)
         if not known and not name.startswith(TESTS_PREFIX):
             where = "" if variable in os.environ else ".env: "
-            messages.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
+            messages.append((name, f"{where}{variable} {_no_setting(name, ENV_PREFIX)}"))
     return messages
 
 
 def _no_setting(name: str, prefix: str = "") -> str:
+    if name in RENAMED:
+        new = RENAMED[name]
+        return f"is called {prefix}{new.upper() if prefix else new} now, and means something else (docs/maintenance.md)"
     near = difflib.get_close_matches(name, [*settings_class().model_fields, *NO_SETTINGS], 1)
     written = f"{prefix}{near[0].upper() if prefix else near[0]}" if near else ""
     hint = f"did you mean {written}?" if written else "docs/reference/settings.md lists all of them"

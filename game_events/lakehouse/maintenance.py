@@ -8,14 +8,13 @@ class. Renewed are files by whose statistics readers miss rows (`data/staging.py
 engines. The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit
 of an earlier release.
 
-Deleted are files that no version of a table needs: removed ones when their removal, by the log, is old enough, so staged files
-are never touched; and orphans of killed runs.
+Deleted are files that no version needs any more (`commits/versions.py`), and orphans of killed runs.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from urllib.parse import unquote
@@ -27,10 +26,10 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
+from game_events.lakehouse.commits.versions import OldVersions
 from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, days_of_files, has_days
-from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.row_ids import read_with_ids, row_ids
 from game_events.lakehouse.data.staging import (
     StagedFile,
     StagedWriter,
@@ -42,7 +41,6 @@ from game_events.lakehouse.data.staging import (
     is_current,
 )
 from game_events.lakehouse.open_table import of_columns
-from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_properties import STATISTICS_OF
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
 
@@ -201,10 +199,12 @@ def written_again(
     table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = (), make: MakeWriter = _plain_writer
 ) -> list[StagedFile]:
     """The rows of files of one partition in new files of that."""
+    ids = row_ids(table, handle)
     schema = columns_in_files(handle)
+    schema = schema if ids is None else pa.schema([*schema, *ids.fields])
     writer = make(table, schema, folder_of(paths[0]))
     try:
-        read = read_parts(table, schema, paths, BATCH_ROWS)
+        read = read_with_ids(table, schema, paths, BATCH_ROWS, ids)
         for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
             writer.write(rows, size)
         return writer.close()
@@ -344,79 +344,10 @@ def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> La
     return landed
 
 
-@dataclass
-class ReplacedFiles:
-    """Removals in one table's log; each log entry is read once.
+def orphans(table: Table, older_than_s: float, versions: OldVersions, keep: Collection[str] = ()) -> dict[str, int]:
+    """Parquet files that no version names: path -> bytes.
 
-    `waiting`: path of a removed file that is not deleted yet -> time of its last removal, in milliseconds since 1970: a restore
-    may have brought it back before that. `entries`: number of log entries that were read.
-    """
-
-    table: Table
-    waiting: dict[str, int] = field(default_factory=dict)
-    entries: int = 0
-    _read_until: int | None = None
-
-    def read_log(self, handle: DeltaTable) -> None:
-        """Read the log entries since the last call; the first call reads all that are left, and the checkpoint."""
-        log = TableLog(self.table)
-        newest = handle.version()
-        if self._read_until is None:
-            versions = [v for v in log.versions() if v <= newest]
-            removals = [log.removed_before_checkpoint()]
-        else:
-            versions = list(range(self._read_until + 1, newest + 1))
-            removals = []
-        removals += map(log.removed_by, versions)
-        for removed in removals:
-            for path, at_ms in removed.items():
-                self.waiting[path] = max(at_ms, self.waiting.get(path, 0))
-        self.entries += len(versions)
-        self._read_until = newest
-
-    def due(self, older_than_s: float) -> list[str]:
-        """Paths of the waiting files that were removed so long ago."""
-        before = time.time() * 1000 - older_than_s * 1000
-        return [path for path, at_ms in self.waiting.items() if at_ms <= before]
-
-    def delete(self, older_than_s: float) -> int:
-        """Delete files that were removed so long ago, but for those that a restore brought back; returns their number."""
-        due = self.due(older_than_s)
-        newest = self.table.open() if due else None
-        if newest is None:
-            return 0
-        deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))), older_than_s)
-        # Not before: what could not be deleted is tried again.
-        for path in due:
-            del self.waiting[path]
-        return deleted
-
-
-def delete_files(table: Table, names: list[str], removed_s: float) -> int:
-    """Delete files of a table; returns how many existed.
-
-    `removed_s`: for so many seconds at least no version has named them. Those versions are on the disk first.
-    """
-    table.require_writable()
-    if names and removed_s < WRITTEN_OUT_S:
-        write_out(table.uri)
-    system, prefix = file_system(table)
-    deleted = 0
-    for name in names:
-        try:
-            system.delete_file(prefix + name)
-        except FileNotFoundError:
-            continue
-        deleted += 1
-        failpoints.reach("file_deleted", table.name)
-    return deleted
-
-
-def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> dict[str, int]:
-    """Parquet files that neither the newest version nor a known removal names: path -> bytes.
-
-    `known`: removals in its log: those files have a retention of their own. `keep`: names that stay: listed for a commit to
-    come.
+    `keep`: names that stay: listed for a commit to come.
     """
     system, prefix = file_system(table)
     # First the listing, then the version: what is committed in between is in the version.
@@ -425,16 +356,17 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     handle = table.open()
     if handle is None:
         return {}
-    known.read_log(handle)
-    live = {*paths(handle), *known.waiting, *keep}
     before = time.time() - older_than_s
-    return {
+    old = {
         path: info.size
         for info in listed
         if info.type == pafs.FileType.File
         and (path := info.path.removeprefix(prefix)).endswith(".parquet")
-        and path not in live
         and not path.startswith("_delta_log/")
         and info.mtime is not None
         and info.mtime.timestamp() < before
     }
+    unnamed = old.keys() - set(paths(handle)) - set(keep)
+    # The older versions are looked at only for files that the newest one does not have.
+    unnamed -= versions.named(handle) if unnamed else set()
+    return {path: size for path, size in old.items() if path in unnamed}

@@ -23,11 +23,12 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, Metadata, Schema
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import ProtocolVersions, TableAlterer
 
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.entries import OwnAlterer, asked_of, identity_of, path_of
 from game_events.lakehouse.storage import is_remote, store_errors_named, unopenable
 
 if TYPE_CHECKING:
@@ -55,9 +56,6 @@ MOST_NOTED = 16
 
 #: Key in the information of every commit, with a value of its own for each (the commit's mark).
 COMMIT_ID = "game_events_commit"
-
-#: Beginning of the name of a file that becomes an entry when it is complete.
-UNFINISHED = "_commit_"
 
 #: Identity of an entry: of a local table inode, bytes and time of its file; in an object store the mark of its commit.
 Entry = tuple[int, int, int] | str
@@ -257,7 +255,12 @@ class OpenTable(DeltaTable):
 
     @property
     def alter(self) -> TableAlterer:
-        """delta-rs' changes of the table, each after the one before; this object stays at its version."""
+        """Changes of the table, each after the one before; this object stays at its version.
+
+        By delta-rs, or by this project where delta-rs writes nothing (`entries`).
+        """
+        if self.store is None and of_columns(self, asked_of) is not None:
+            return OwnAlterer(self.uri, self, self.require_same)
         changed = DeltaTable.__new__(DeltaTable)
         with self._alone:
             changed._table = self._table
@@ -312,26 +315,36 @@ class OpenTable(DeltaTable):
     def is_newest(self) -> bool:
         """Whether the table has no newer version, and is the same one: another in its place has another entry, or none.
 
-        False, too, if its entry is not known, or if the store refuses its credentials: opening reads them again.
+        False, too, if its entry is not known, or if the store refuses its credentials: opening reads them again. And if it was
+        opened long ago: an older version may stay while those after it are deleted.
 
         Raises:
             TransientError: the object store does not answer.
         """
-        if self.entry is None:
+        if self.entry is None or time.monotonic() >= self.good_until_s:
             return False
         try:
             with store_errors_named(self.uri):
-                # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
+                # The next one first: if the version is made again meanwhile, it has another entry.
                 if has_entry(self.uri, self.store, self._version + 1):
                     return False
                 return entry_of(self.uri, self.store, self._version) == self.entry
         except ConfigurationError:
             return False
 
+    def require_same(self) -> None:
+        """Raise CommitFailedError if a local table has this version no more: an entry after it would leave a gap in its log."""
+        if self.entry is not None and self.entry != entry_of(self.uri, None, self._version):
+            raise CommitFailedError(f"version {self._version} of {self.uri} is gone: was the table deleted, or made again?")
+
     def identify(self) -> None:
         """Find out the identity of this version's entry, if it is not known; one request (object stores)."""
         if self.entry is None:
             self._known_transactions()
+
+    def has_entries(self, first: int) -> bool:
+        """Whether the log has all entries from a version up to this one; a request for each (object stores)."""
+        return all(has_entry(self.uri, self.store, version) for version in range(first, self._version))
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""
@@ -522,13 +535,3 @@ def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def identity_of(entry: os.stat_result) -> tuple[int, int, int]:
-    """Identity of a local entry."""
-    return entry.st_ino, entry.st_size, entry.st_mtime_ns
-
-
-def path_of(version: int) -> str:
-    """Path of a version's entry, below the table's folder."""
-    return f"_delta_log/{version:020}.json"

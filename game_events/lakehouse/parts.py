@@ -8,7 +8,6 @@ A part's rows are those of its partition. Its transaction ids are in the table's
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from game_events.errors import DataError, TransientError
+from game_events.lakehouse.entries import newest_checkpoint
 from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, data_files, read_add_actions
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 SEPARATOR = "/"
 #: Times that the log is listed again if an entry is gone when it is read: whoever makes checkpoints deletes old entries.
 LOG_ATTEMPTS = 3
-#: Checkpoints of one file, of numbered ones, and of those with an id. Source: Delta Lake protocol, "Checkpoints".
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.parquet")
 
 
 def of_part(app: str, game: str) -> str:
@@ -179,7 +177,7 @@ def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[s
         FileNotFoundError: an entry is gone since the log was listed, or missing.
     """
     listed = system.get_file_info(pafs.FileSelector(log.rstrip("/"), recursive=False))
-    begin, checkpoint = _newest_checkpoint((info.base_name for info in listed), version)
+    begin, checkpoint = newest_checkpoint((info.base_name for info in listed), version)
     transactions: dict[str, int] = {}
     for name in checkpoint:
         transactions |= _in_checkpoint(system, log + name)
@@ -203,18 +201,6 @@ def _in_checkpoint(system: pafs.FileSystem, path: str) -> dict[str, int]:
             return {}
         rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
         return {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
-
-
-def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[str]]:
-    """Version and files of the newest complete checkpoint up to a version; -1 and none: there is none."""
-    files: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for name in names:
-        match = _CHECKPOINT.fullmatch(name)
-        if match is not None and int(match[1]) <= version:
-            files[int(match[1]), int(match[3] or 1)].append(name)
-    complete = {of: names for (of, parts), names in files.items() if len(names) >= parts}
-    newest = max(complete, default=-1)
-    return newest, complete.get(newest, [])
 
 
 def _states(files: Iterable[tuple[str, DataFile]], transactions: Mapping[str, int]) -> dict[str, PartState]:

@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 from deltalake import DeltaTable
 
-from game_events.lakehouse.open_table import KnownVersion, OpenTable, TableMetadata, entry_of, path_of
+from game_events.lakehouse.entries import identity_of, path_of
+from game_events.lakehouse.open_table import KnownVersion, OpenTable, TableMetadata, entry_of
 from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.tables import OWN_TABLES, Table
 
@@ -130,12 +131,15 @@ class TablePool:
         """The newest version; None: there is no summary of that."""
         if table.by is not None or not table.is_local:
             return None
+        summary = _identity_of_summary(table.uri)
         known = _read_summary(table.uri)
         if known is None:
             return None
         opened = table.opened(known, self._shared_columns(table, known.metadata))
         opened.summarised = opened.version()
-        return table.readable(opened) if opened.is_newest() else None
+        # Whoever deletes the entries after an older version deletes its summary first.
+        is_newest = opened.is_newest() and summary == _identity_of_summary(table.uri)
+        return table.readable(opened) if is_newest else None
 
     def _shared_columns(self, table: Table, metadata: TableMetadata) -> dict[Any, Any]:
         """What is known of columns and properties of such a table, which has descriptions of its own only when it is made."""
@@ -170,6 +174,22 @@ def summarise(opened: OpenTable) -> None:
         log.debug("table=%s not_summarised=%r", opened.uri, str(error))
         return
     opened.summarised = opened.version()
+
+
+def forget_summary(table: Table, version: int) -> None:
+    """Delete the summary beside a table's log if it is one of this version or an older one."""
+    if not table.is_local:
+        return
+    known = _read_summary(table.uri)
+    if known is None or known.version <= version:
+        _path(table.uri).unlink(missing_ok=True)
+
+
+def _identity_of_summary(uri: str) -> tuple[int, int, int] | None:
+    try:
+        return identity_of(_path(uri).stat())
+    except FileNotFoundError:
+        return None
 
 
 def _read_summary(uri: str) -> KnownVersion | None:

@@ -1,12 +1,12 @@
 """What a table says of itself: features, constraints, retention, the version of its format, sizes.
 
-Features that this project cannot read or write, and constraints of rows, are added by somebody else's ALTER TABLE. A commit
-takes finished files: neither this project nor delta-rs checks rows against NOT NULL, a CHECK constraint or an invariant.
-Readers rely on these: they would lose rows, or fail. So such a table is refused before anything is written for it.
+Features and constraints of rows are added by somebody else's ALTER TABLE. What they ask is followed (`entries`), and new rows
+are checked before their commit (`data/constraints.py`), where that is possible. A table that asks for more is refused before
+anything is written for it: readers rely on it, and would lose rows, or fail.
 
-Removed files and log entries stay for running readers and time travel. *Kept* tables (bronze, silver, quarantine, logs) hold
-rows that are nowhere else: only compaction removes files. *Derived* tables (gold, the unified table, `progress`) are replaced
-by every refresh, so their old files are deleted soon.
+Older versions stay for running readers and time travel. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are
+nowhere else: only compaction removes files. *Derived* tables (gold, the unified table, `progress`) are replaced by every
+refresh, so their older versions are deleted sooner.
 
 Source: Delta Lake protocol, "Table Features", "Requirements for Writers", "Column Invariants", "CHECK Constraints", "Generated
 Columns", "Identity Columns", "Append-only Tables", "Schema Serialization Format".
@@ -24,6 +24,7 @@ from deltalake import DeltaTable, PostCommitHookProperties
 
 from game_events.config.names import FIXED, FORMER_OWN, OWN, PROGRESS
 from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.entries import FOLLOWED
 from game_events.lakehouse.open_table import of_columns
 
 #: Command that reads everything that the source still has.
@@ -32,8 +33,8 @@ REBUILD = "`game-events run --full-refresh bronze` with GAME_EVENTS_ALLOW_BRONZE
 #: Features that readers of single files would get wrong.
 _UNREADABLE = frozenset({"deletionVectors", "columnMapping"})
 
-#: Features that this project and delta-rs can write. Those with rows to check ask nothing without a constraint, an invariant or
-#: a generated column, which are looked for.
+#: Features that delta-rs can write, too. Those with rows to check ask nothing without a constraint, an invariant or a generated
+#: column, which are looked for.
 WRITABLE_FEATURES = frozenset(
     {
         "appendOnly",
@@ -60,10 +61,15 @@ _APPEND_ONLY = "delta.appendOnly"
 
 #: Beginning of a key in a column's metadata -> what it makes of the column.
 _MARKS = {
-    "delta.invariants": "has an invariant",
     "delta.generationExpression": "is a generated column",
     "delta.identity.": "is an identity column",
+    "delta.typeChanges": "was given a wider type",
+    "CURRENT_DEFAULT": "has a default value",
 }
+_INVARIANT = "delta.invariants"
+
+#: What a column is -> what takes it back, after the column's name.
+_UNDO = {"CURRENT_DEFAULT": "DROP DEFAULT"}
 
 _NOT_NULL = ('"nullable":false', '"containsNull":false', '"valueContainsNull":false')
 
@@ -132,13 +138,10 @@ def _unreadable(handle: DeltaTable) -> tuple[Unsupported, ...]:
 
 
 def _unwritable(handle: DeltaTable) -> tuple[Unsupported, ...]:
-    keys = sorted(key for key in handle.metadata().configuration if key.startswith(_CONSTRAINT))
-    names = [key.removeprefix(_CONSTRAINT) for key in keys]
-    constraints = [Unsupported(f"the CHECK constraint {name}", f"DROP CONSTRAINT {name}") for name in names]
     schema = handle.schema().to_json()
     # Values, in nested columns too, that a writer would have to check or to make.
-    has_checked = any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS)))
-    return (*_features(handle), *constraints, *(_of_type(json.loads(schema), "") if has_checked else ()))
+    has_checked = any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in (_INVARIANT, *_MARKS))))
+    return (*_features(handle), *(_of_type(json.loads(schema), "") if has_checked else ()))
 
 
 def _features(handle: DeltaTable) -> Iterator[Unsupported]:
@@ -147,25 +150,56 @@ def _features(handle: DeltaTable) -> Iterator[Unsupported]:
     listed = protocol.writer_features or ([] if protocol.min_writer_version <= _LAST_PLAIN else [_IDENTITY])
     if protocol.min_writer_version > _LISTED:
         yield Unsupported(f"version {protocol.min_writer_version} of Delta's protocol for writers")
+    is_local = handle.table_uri.startswith("file:")
+    known = WRITABLE_FEATURES | FOLLOWED if is_local else WRITABLE_FEATURES
     # Others depend on this one: it can only be dropped after them.
     for name in sorted(listed, key=lambda name: name == "domainMetadata"):
-        if name not in WRITABLE_FEATURES:
+        if name not in known:
             first = f"CLUSTER BY NONE, then DROP FEATURE {name}" if name == "clustering" else f"DROP FEATURE {name}"
-            yield Unsupported(f"the table feature {name}", first)
+            where = " in an object store" if name in FOLLOWED else ""
+            yield Unsupported(f"the table feature {name}{where}", first)
+    if {"rowTracking", "v2Checkpoint"} <= set(listed) and is_local:
+        yield Unsupported("the table features rowTracking and v2Checkpoint together", "DROP FEATURE rowTracking")
 
 
 def _of_type(kind: Mapping[str, Any] | str, path: str) -> Iterator[Unsupported]:
-    """Of a type, and what is in it; `path`: of the column that has it."""
+    """Of a type, and what is in it, what is not checked; `path`: of the column that has it."""
     if isinstance(kind, str):
         return
     for name, child, nullable, metadata in _children(kind):
         inner = f"{path}.{name}" if path else name
-        if not nullable:
+        if not nullable and (path or not isinstance(child, str)):
             yield Unsupported(f"column {inner} is NOT NULL", f"ALTER COLUMN {inner} DROP NOT NULL")
+        if path and _INVARIANT in metadata:
+            yield Unsupported(f"column {inner} has an invariant")
         for mark, what in _MARKS.items():
             if any(key.startswith(mark) for key in metadata):
-                yield Unsupported(f"column {inner} {what}")
+                yield Unsupported(f"column {inner} {what}", f"ALTER COLUMN {inner} {_UNDO[mark]}" if mark in _UNDO else "")
         yield from _of_type(child, inner)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What every row of a table has to fulfil.
+
+    `not_null`: columns. `checks`: name -> condition, as SQL of Spark; of an invariant the column names it.
+    """
+
+    not_null: tuple[str, ...]
+    checks: tuple[tuple[str, str], ...]
+
+
+def constraints_of(handle: DeltaTable) -> Constraints | None:
+    """The constraints of a table; None: it has none."""
+    properties = handle.metadata().configuration.items()
+    checks = {key.removeprefix(_CONSTRAINT): str(sql) for key, sql in properties if key.startswith(_CONSTRAINT)}
+    schema = handle.schema()
+    for column in schema.fields:
+        text = column.metadata.get(_INVARIANT)
+        if text is not None:
+            checks[f"invariant of {column.name}"] = json.loads(text)["expression"]["expression"]
+    not_null = tuple(column.name for column in schema.fields if not column.nullable)
+    return Constraints(not_null, tuple(sorted(checks.items()))) if checks or not_null else None
 
 
 def _children(kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool, Mapping[str, Any]]]:
@@ -181,8 +215,9 @@ def _children(kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool, Mapping
             yield "value", kind["valueType"], kind["valueContainsNull"], {}
 
 
-#: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
-REMEMBERED_S = 2 * 3600
+#: Files that no version names are left alone so long by other programs' VACUUM, and Spark goes back so far in time: Delta's own
+#: time for entries of the log. Checkpoints are not longer for it, as the project's removals have no time.
+UNTOUCHED_S = 30 * 86_400
 
 #: Commits between two checkpoints. Each commit since the last one costs whoever opens the table 0.3 ms (in an object store a
 #: request), a checkpoint of a small table costs its writer 25 ms; a run opens each table with news several times.
@@ -220,28 +255,38 @@ def is_derived(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Retention:
-    """Hours that removed files and log entries stay, by class.
+    """Hours that older versions can be read, with their files and log entries (`commits.versions`).
 
     A log entry costs each opening of the table 2 microseconds: 2 hours of a commit a second are 15 ms.
+
+    Attributes:
+        every_h: every version; before that one an hour, and after a day one a day.
+        kept_h, derived_h: those, of kept and of derived tables.
     """
 
-    kept_h: float = 2.0
-    derived_h: float = 0.5
+    every_h: float = 2.0
+    kept_h: float = 168.0
+    derived_h: float = 24.0
+
+    @property
+    def every_s(self) -> float:
+        """Seconds that every version can be read."""
+        return 3600 * self.every_h
 
     def seconds(self, table: str) -> float:
-        """Retention of a table, by its key."""
+        """Seconds that any older version of a table, by its key, can be read."""
         return 3600 * (self.derived_h if is_derived(table) else self.kept_h)
 
     def properties(self, table: str) -> Mapping[str, str]:
         """Delta's table properties with these times, which other writers of checkpoints, and VACUUM, follow."""
-        seconds = max(1, round(self.seconds(table)))
+        every_s = max(1, round(self.every_s))
+        untouched_s = round(max(UNTOUCHED_S, 2 * self.seconds(table)))
         return {
             "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
             # As `KEEP_LOG`, for other writers: a restore by delta-rs would delete what its undo needs.
             "delta.enableExpiredLogCleanup": "false",
-            "delta.logRetentionDuration": f"interval {seconds} seconds",
-            # Longer in checkpoints, so that maintenance still finds the removals.
-            "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",
+            "delta.logRetentionDuration": f"interval {every_s} seconds",
+            "delta.deletedFileRetentionDuration": f"interval {untouched_s} seconds",
         }
 
     def apply(self, table: str, handle: DeltaTable, more: Mapping[str, str] = MappingProxyType({})) -> bool:

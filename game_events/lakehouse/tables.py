@@ -245,11 +245,12 @@ class Table:
             table's log, which outlives the rows.
         owners, tags: from the settings.
         read_only: whatever would change the table raises ReadOnlyError.
-        retention: of its removed files and log entries.
+        retention: of its older versions.
         sizes: what is read and written at a time.
         by: column by which the table is partitioned, if each of its parts is used as the table of a game.
         part: a game: this is its part of such a table, and handles are `Part`; None: it is a whole table.
         file_layout: which rows are in one of its files.
+        features: Delta's features that the table is to have (`commits.enabling`).
     """
 
     name: str
@@ -265,6 +266,7 @@ class Table:
     by: str | None = None
     part: str | None = None
     file_layout: FileLayout = NO_LAYOUT
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -438,6 +440,8 @@ class Lakehouse:
         self.per_type = False
         #: Layer -> layout of its tables' files, of those that have any.
         self.file_layouts: Mapping[str, FileLayout] = {}
+        #: Delta's features that tables are to have.
+        self.features: tuple[str, ...] = ()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -454,13 +458,14 @@ class Lakehouse:
         """The lakehouse of the settings; ConfigurationError if its root is a file, or an object store that is not safe."""
         options = delta_options(settings)
         labels = Labels.of(settings)
-        retention = Retention(settings.retention_h, settings.derived_retention_h)
+        retention = Retention(settings.every_version_h, settings.replaced_files_h, settings.derived_replaced_files_h)
         lakehouse = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
         lakehouse.layout = settings.silver_layout
         lakehouse.entity = settings.entity_column
         lakehouse.time = settings.time_column
         lakehouse.per_type = settings.type_tables is not None
         lakehouse.file_layouts = file_layouts(settings.layout, settings.statistics_columns, settings.time_column)
+        lakehouse.features = settings.table_features
         return lakehouse
 
     def __getstate__(self) -> dict[str, Any]:
@@ -505,7 +510,8 @@ class Lakehouse:
         where = name, f"{self.root}/{name}", self.options
         layer = Layer.SILVER if is_silver(key) else Layer.BRONZE if key == BRONZE else ""
         layout = self.file_layouts.get(layer, NO_LAYOUT)
-        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes, file_layout=layout)
+        table = Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes, file_layout=layout)
+        return replace(table, features=self.features) if self.features else table
 
     def name_of(self, key: str) -> str:
         """The name of the table of a key."""

@@ -1,7 +1,8 @@
 """Maintenance of tables: compaction, deletion of old files, shorter logs; of all of them, or between two cycles of a loop.
 
-Guarantee: no row and no progress changes; a version that a reader opened less than the retention ago stays readable; staged
-files stay. What a concurrent writer prevents, or an error of one table, is done the next time, and ends neither run nor loop.
+Guarantee: no row and no progress changes; the versions that are promised stay readable (`lakehouse/commits/versions.py`), and
+staged files stay. What a concurrent writer prevents, or an error of one table, is done the next time, and ends neither run nor
+loop.
 """
 
 import logging
@@ -20,9 +21,10 @@ from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.group import for_games, guarded
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import unchecked_restore
+from game_events.lakehouse.commits.versions import OldVersions, delete_files
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.laying_out import (
     can_be_sorted,
@@ -39,8 +41,6 @@ from game_events.lakehouse.maintenance import (
     MOST_BYTES,
     Goal,
     OutdatedFile,
-    ReplacedFiles,
-    delete_files,
     first_groups,
     join_groups,
     orphans,
@@ -48,6 +48,7 @@ from game_events.lakehouse.maintenance import (
     renew,
     small_files,
 )
+from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import INDEXED, indexed_up_to, is_derived
 from game_events.lakehouse.tables import (
     EVENT_LOG,
@@ -78,6 +79,8 @@ LOG_ENTRIES = 10
 GROUPS_OF_DAYS = 64
 #: In a loop a table is due after so many commits, or so many seconds after one.
 COMMITS, SECONDS = 16, 300.0
+#: Older versions are thinned out as often as this: it lists the log. Without commits their time comes all the same.
+THIN_OUT_S, IDLE_S = 60.0, 3_600.0
 #: Maximum share of the loop's time (`IncrementalMaintenance.share`).
 SHARE = 0.1
 #: Seconds of maintenance between two cycles at most: saved up over short cycles, and for one long cycle. All tables become due
@@ -104,7 +107,7 @@ def maintain(
         raise ConfigurationError(
             f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
         )
-    wanted = [name for name in names if (name in chosen.values() if only else _is_ours(pipeline, name))]
+    wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
 
     work = partial(_count if dry_run else _work, pipeline, layout)
@@ -125,9 +128,14 @@ class IncrementalMaintenance:
     most_saved_s: float = MOST_SAVED_S
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
-    _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
+    _versions: dict[str, OldVersions] = field(default_factory=dict)
+    _thinned_at: dict[str, float] = field(default_factory=dict)
     _budget_s: float = 0.0
     _last: float = field(default_factory=time.monotonic)
+
+    @property
+    def _thin_out_s(self) -> float:
+        return min(THIN_OUT_S, self.lakehouse.retention.every_s)
 
     def note(self, tables: Iterable[str]) -> None:
         """Count a commit to each table of a cycle, and to the tables that every cycle commits to."""
@@ -152,8 +160,9 @@ class IncrementalMaintenance:
         return done
 
     def _due(self, clock: float) -> list[str]:
-        waiting = {name for name, log_ in self._logs.items() if log_.waiting}
-        late = {n for n in self._commits.keys() | waiting if clock - self._checked_at.get(n, 0.0) >= SECONDS}
+        waits_s = dict.fromkeys((name for name, versions in self._versions.items() if versions.waiting), IDLE_S)
+        waits_s |= dict.fromkeys(self._commits, SECONDS)
+        late = {name for name, wait_s in waits_s.items() if clock - self._checked_at.get(name, 0.0) >= wait_s}
         due = {name for name, commits in self._commits.items() if commits >= COMMITS} | late
         # So each has its turn, however many commits the others have.
         return sorted(due, key=lambda name: self._checked_at.get(name, 0.0))
@@ -162,8 +171,16 @@ class IncrementalMaintenance:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
-        known = self._logs.setdefault(name, ReplacedFiles(table))
-        done = _maintained(table, lambda _, handle, done: _tidy(known, handle, LOOP_GOAL, done))
+        versions = self._versions.setdefault(name, OldVersions(table))
+        thins_out = self._checked_at[name] - self._thinned_at.get(name, float("-inf")) >= self._thin_out_s
+
+        def work(table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
+            handle = _tidy(table, handle, LOOP_GOAL, done)
+            if thins_out:
+                _thin_out(versions, handle, done)
+                self._thinned_at[name] = self._checked_at[name]
+
+        done = _maintained(table, work)
         if done.error:
             log.warning("maintenance=failed table=%s why=%r", name, done.error)
         if done.error or done.skipped:
@@ -188,7 +205,7 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
 
 
 def _tidy(
-    known: ReplacedFiles,
+    table: Table,
     handle: DeltaTable,
     goal: Goal,
     done: TableMaintenance,
@@ -196,12 +213,13 @@ def _tidy(
     *,
     layout: bool = False,
 ) -> DeltaTable:
-    """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version.
+    """Compact a table; returns the newest version.
 
     `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too. `layout`: as of `maintain`.
     """
-    table = known.table
     if table.retention.apply(table.key, handle, _properties(table, handle)):
+        handle = table.open() or handle
+    if isinstance(handle, OpenTable) and enable(table, handle):
         handle = table.open() or handle
     order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()
     if table.file_layout != NO_LAYOUT:
@@ -215,11 +233,14 @@ def _tidy(
     handle = (table.open() or handle) if groups else handle
     if lakehouse is not None:
         handle = _renewed(table, handle, done, statistics=layout)
-    known.read_log(handle)
-    done.replaced += known.delete(table.retention.seconds(table.key))
-    done.waiting = len(known.waiting)
     done.files = len(paths(handle))
     return handle
+
+
+def _thin_out(versions: OldVersions, handle: DeltaTable, done: TableMaintenance) -> None:
+    """Thin out a table's older versions, and delete the files that none needs any more."""
+    done.replaced += versions.thin_out(handle)
+    done.waiting = versions.waiting
 
 
 def _properties(table: Table, handle: DeltaTable) -> dict[str, str]:
@@ -293,7 +314,7 @@ def spread_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]:
 
 
 def _tables_with(pipeline: Pipeline, most: int, files: Callable[[Table, DeltaTable], int]) -> tuple[dict[str, int], int]:
-    keys = [name for name in pipeline.lakehouse.names() if _is_ours(pipeline, name)]
+    keys = [name for name in pipeline.lakehouse.names() if is_ours(pipeline, name)]
     keys.sort(key=lambda name: name not in OWN_TABLES)
 
     def counted(key: str) -> int:
@@ -319,7 +340,7 @@ def _order_of(table: Table, handle: DeltaTable, lakehouse: Lakehouse) -> list[st
     return [name for name in (MESSAGE_TYPE, lakehouse.time) if name in names_of(handle)] if is_silver(table.key) else []
 
 
-def _is_ours(pipeline: Pipeline, name: str) -> bool:
+def is_ours(pipeline: Pipeline, name: str) -> bool:
     """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
@@ -329,16 +350,16 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
 
 def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     handle = _without_older_rows(pipeline, table, handle, done)
-    known = ReplacedFiles(table)
-    handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse, layout=layout)
-    orphans = _orphans(pipeline, table, known, dry_run=False)
+    handle = _tidy(table, handle, FULL_GOAL, done, pipeline.lakehouse, layout=layout)
+    versions = OldVersions(table)
+    _thin_out(versions, handle, done)
+    orphans = _orphans(pipeline, table, versions, dry_run=False)
     done.orphan_bytes += sum(orphans.values())
     done.orphans += delete_files(table, sorted(orphans), pipeline.settings.orphan_retention_h * 3600)
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
-    if known.entries > LOG_ENTRIES:
+    if versions.entries > LOG_ENTRIES:
         handle.create_checkpoint()
         failpoints.reach("checkpoint_written", table.name)
-    TableLog(table).delete_expired(table.retention.seconds(table.key))
 
 
 def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
@@ -355,12 +376,12 @@ def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, d
     done.renewed = sum(map(len, first_groups(outdated)))
     done.outdated = len(outdated) - done.renewed
     done.renewed += sum(file.path not in merged for file in without_statistics(table, handle)) if layout else 0
-    known = ReplacedFiles(table)
-    known.read_log(handle)
-    done.replaced = len(known.due(table.retention.seconds(table.key)))
-    done.waiting = len(known.waiting) - done.replaced
+    versions = OldVersions(table)
+    todo = versions.plan(handle)
+    done.replaced = len(todo.files)
+    done.waiting = todo.waiting
     done.files = len(paths(handle))
-    orphans = _orphans(pipeline, table, known, dry_run=True)
+    orphans = _orphans(pipeline, table, versions, dry_run=True)
     done.orphans = len(orphans)
     done.orphan_bytes = sum(orphans.values())
 
@@ -375,7 +396,7 @@ def _without_older_rows(
     return expire(pipeline, days, table, handle, done, dry_run=dry_run)
 
 
-def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> dict[str, int]:
+def _orphans(pipeline: Pipeline, table: Table, versions: OldVersions, *, dry_run: bool) -> dict[str, int]:
     age = pipeline.settings.orphan_retention_h * 3600
     keep = listed_files(pipeline, age, dry_run=dry_run) if table.key == QUARANTINE else ()
-    return orphans(table, age, known, keep)
+    return orphans(table, age, versions, keep)

@@ -72,11 +72,12 @@ def _child(kind: Schema, name: str) -> Schema:
 
 
 def with_metadata(column: str, **metadata: Any) -> Callable[[Schema], None]:
-    """A change of a schema: a column gets metadata; `_` in a key stands for a dot."""
+    """A change of a schema: a column gets metadata; `_` in a key stands for a dot, unless it is in
+    capitals."""
 
     def change(schema: Schema) -> None:
         found = next(f for f in schema["fields"] if f["name"] == column)
-        found["metadata"].update({key.replace("_", "."): value for key, value in metadata.items()})
+        found["metadata"].update({key if key.isupper() else key.replace("_", "."): value for key, value in metadata.items()})
 
     return change
 

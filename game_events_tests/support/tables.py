@@ -4,13 +4,16 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.versions import OldVersions
 from game_events.lakehouse.data.staging import staged
+from game_events.lakehouse.table_properties import Retention
 from game_events.lakehouse.tables import table_id
 from game_events_tests.support.reconciliation import database
 
@@ -64,6 +67,26 @@ def grow_old(table):
     """Entries and checkpoints of its log are older than a second, in which Delta counts how long they stay."""
     for entry in Path(table.uri, "_delta_log").glob("0*"):
         os.utime(entry, (time.time() - 2,) * 2)
+
+
+def without_retention(table):
+    """The table, of which no older version is to be kept."""
+    return replace(table, retention=Retention(every_h=1e-9, kept_h=1e-9, derived_h=1e-9))
+
+
+def thin_out(table, **options):
+    """Thin out its older versions; returns the number of deleted files."""
+    return OldVersions(table, **options).thin_out(table.open())
+
+
+def forget_older(table):
+    """Delete entries and checkpoints before the newest checkpoint, whatever their age; returns how many."""
+    log = Path(table.uri, "_delta_log")
+    newest = max(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
+    older = [file for file in log.glob("0*") if int(file.name[:20]) < newest]
+    for file in older:
+        file.unlink()
+    return len(older)
 
 
 def data_files(table):

@@ -13,14 +13,15 @@ from typing import ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.enabling import enable, lacking
 from game_events.lakehouse.commits.evolution import CommitOutcome, evolve, new_mark, outcome_of, same_columns, with_features
-from game_events.lakehouse.commits.log import Changes, TableLog, make_table, write_version
+from game_events.lakehouse.commits.log import Changes, make_table, write_version
 from game_events.lakehouse.commits.transactions import (
     RESTORE_CHECKED,
     erasures,
@@ -30,11 +31,20 @@ from game_events.lakehouse.commits.transactions import (
     txn,
     version_before_restores,
 )
+from game_events.lakehouse.commits.versions import thin_out_long_log
 from game_events.lakehouse.data.columns import comments_in, describe, described
+from game_events.lakehouse.data.constraints import require_fulfilled
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
-from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, log_retention_s, note_of, of_columns
+from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, note_of, of_columns
 from game_events.lakehouse.storage import storage_error, write_out
-from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, REBUILD, is_made_again, marked
+from game_events.lakehouse.table_properties import (
+    CHECKPOINT_COMMITS,
+    KEPT_CHECKPOINT_COMMITS,
+    REBUILD,
+    constraints_of,
+    is_made_again,
+    marked,
+)
 from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, files_of, paths, table_id
 
 log = logging.getLogger(__name__)
@@ -193,7 +203,7 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
     """The comparison: everything that the plan was made from is still true of this version, to which it may be committed.
 
     Raises:
-        ConflictError: it is not. DataError: the table was altered.
+        ConflictError: it is not. DataError: the table was altered, or has constraints that new rows break.
     """
     now = table_id(handle)
     if now != plan.table_id:
@@ -206,6 +216,9 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
             raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {expected} to {value}")
     if handle is not None and handle.version() != plan.from_version:
         _require_kept(plan, handle)
+    # Of parts for all plans together (`commits.group`).
+    if handle is not None and plan.table.part is None and not plan.same_rows:
+        require_fulfilled(plan.table, handle, plan.files)
 
 
 def _replaces_rows(plan: Commit) -> bool:
@@ -228,7 +241,11 @@ def _write(plan: Commit, attempt: _Attempt) -> _Following:
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
     handle = _with_columns(plan, handle, reshaped=reshaped)
     changes = _changes(plan, attempt, handle.noted_after(plan.set_transactions))
-    changes = replace(changes, columns=_new_columns(plan)) if reshaped else replace(changes, removed=_removed(plan, handle))
+    changes = (
+        replace(changes, columns=_kept_not_null(handle, _new_columns(plan)))
+        if reshaped
+        else replace(changes, removed=_removed(plan, handle))
+    )
     attempt.sent = True
     entry = write_version(plan.table, handle, changes)
     if reshaped:  # nothing is known of that version
@@ -264,6 +281,15 @@ def _with_columns(plan: Commit, handle: OpenTable, *, reshaped: bool) -> OpenTab
 
 def _new_columns(plan: Commit) -> Schema:
     return Schema.from_arrow(marked(described(plan.table, plan.schema), partitioned=bool(plan.partition_by)))
+
+
+def _kept_not_null(handle: DeltaTable, columns: Schema) -> Schema:
+    """New columns of a table, of which those stay NOT NULL that are."""
+    constraints = of_columns(handle, constraints_of)
+    if constraints is None or not constraints.not_null:
+        return columns
+    nullable = {field.name: field.name not in constraints.not_null for field in columns.fields}
+    return Schema([Field(f.name, f.type, nullable=nullable[f.name], metadata=f.metadata) for f in columns.fields])
 
 
 def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Changes:
@@ -334,6 +360,8 @@ def _landed(plan: Commit, following: _Following) -> Landed:
     """
     try:
         handle = following()
+        if handle is not None and plan.table_id is None and lacking(plan.table, handle):
+            handle = _enabled(plan.table, handle)
         if handle is None:
             raise DataError(
                 f"the table was deleted right after the commit; another program deletes files below {plan.table.uri}"
@@ -344,6 +372,15 @@ def _landed(plan: Commit, following: _Following) -> Landed:
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
             "says how far it is"
         ) from error
+
+
+def _enabled(table: Table, handle: OpenTable) -> OpenTable | None:
+    """A table that was just made, with the features that it is to have."""
+    try:
+        enable(table, handle)
+    except (CommitFailedError, OSError) as error:  # a concurrent commit: maintenance does it
+        log.info("table=%s features_not_set=true cause=%s", table.name, type(error).__name__)
+    return table.open_to_read()
 
 
 def landed_of(plan: Commit, handle: OpenTable) -> Landed:
@@ -373,8 +410,8 @@ def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | 
         try:
             if entry is not None:  # else delta-rs has made the checkpoint
                 handle.create_checkpoint()
-            TableLog(table).delete_expired(log_retention_s(handle))
-        except (OSError, DeltaError, DataError) as error:  # stays for the next time, or for maintenance
+            thin_out_long_log(table, handle)
+        except (OSError, DeltaError, DataError, ConflictError) as error:  # stays for the next time, or for maintenance
             log.warning("table=%s log_not_shortened=%r", table.name, str(error))
     return handle
 

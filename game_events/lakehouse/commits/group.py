@@ -30,6 +30,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit, landed_of, require
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.transactions import RESTORE_CHECKED, Txn, counter, restored, restored_between
+from game_events.lakehouse.data.constraints import broken_in, sentence
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.parts import Part, PartedTable, PartState, of_part
@@ -112,6 +113,21 @@ class _Group:
             except (ConflictError, DataError) as error:
                 self._drop([game], error)
         self._drop_other_types(whole)  # again: perhaps not all of the table is replaced any more
+        self._drop_breaking(whole)
+
+    def _drop_breaking(self, whole: PartedTable | None) -> None:
+        """Take out the plans with rows that break a constraint of the table; asked once for all of them."""
+        if whole is None:
+            return
+        try:
+            broken = broken_in(self._table, whole, [file for plan in self._left.values() for file in plan.files])
+        except DataError as error:
+            self._drop(self._left, error)
+            return
+        for game, plan in list(self._left.items()):
+            first = next((broken[file.path] for file in plan.files if file.path in broken), None)
+            if first is not None:
+                self._drop([game], DataError(sentence(plan.table, first)))
 
     def _restored_since(self, whole: PartedTable | None) -> set[int]:
         """Versions that were planned from, and since which the table was restored: looked for once for all plans."""

@@ -14,42 +14,28 @@ Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Add File a
 """
 
 import json
-import os
 import re
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
 from game_events.errors import DataError
 from game_events.lakehouse.data.staging import StagedFile, file_system, partition_of
-from game_events.lakehouse.open_table import (
-    PLAIN_WRITER,
-    UNFINISHED,
-    Entry,
-    KnownVersion,
-    OpenTable,
-    TableMetadata,
-    entry_of,
-    identity_of,
-    of_columns,
-    path_of,
-)
+from game_events.lakehouse.entries import OwnAlterer, asked_of, completed, content_of, linked, now_ms, path_of
+from game_events.lakehouse.open_table import PLAIN_WRITER, Entry, KnownVersion, OpenTable, TableMetadata, of_columns
 from game_events.lakehouse.parts import read_transactions
-from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.table_properties import INDEXED, INDEXED_COLUMNS, KEEP_LOG, PROPERTIES, indexed_up_to
-from game_events.lakehouse.tables import BRONZE, Table
+from game_events.lakehouse.tables import Table
 
 #: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
@@ -135,10 +121,11 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
     """
     if table.is_local and isinstance(handle, OpenTable) and of_columns(handle, _is_plain) and _are_plain(changes):
         return _append(table, handle, _actions(changes, _WRITE))
-    now = _now_ms()
+    if table.is_local and isinstance(handle, OpenTable) and (asked := of_columns(handle, asked_of)) is not None:
+        return _append(table, handle, completed(table.uri, handle.version(), asked, _all_actions(handle, changes)))
     actions: list[AddAction | RemoveAction] = [*changes.added]
-    for path, size in changes.removed.items():  # readers of a change feed need the bytes
-        actions.append(RemoveAction(path, not changes.same_rows, now, size, dict(partition_of(path))))
+    for path, size in changes.removed.items():  # readers of a change feed need the bytes; the time: as in `_actions`
+        actions.append(RemoveAction(path, not changes.same_rows, 0, size, dict(partition_of(path))))
     if changes.columns is None:
         handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
     else:
@@ -165,7 +152,7 @@ def make_table(
     properties = {INDEXED: str(INDEXED_COLUMNS), **table.retention.properties(table.key), **more}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
         text = columns.to_json()
-        metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
+        metadata = TableMetadata(text, str(uuid.uuid4()), table.name, description, list(partition_by), now_ms(), properties)
         commit, *others = _actions(changes, _CREATE)
         entry = _begin(table, [commit, *metadata.actions(), *others], has_files=bool(changes.files))
         files = tuple(file.data_file() for file in changes.files)
@@ -215,7 +202,7 @@ def _are_plain(changes: Changes) -> bool:
 
 def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entry's actions; readers of a version look for its information in the first one."""
-    now = _now_ms()
+    now = now_ms()
     rows_change = not changes.same_rows
     info = {"timestamp": now, **operation, "engineInfo": "game_events"}
     yield {"commitInfo": info | dict(changes.info)}
@@ -231,16 +218,31 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
             }
         }
     for path, size in changes.removed.items():
-        removed = {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": size is not None}
+        # Without the time: no checkpoint repeats it then. Maintenance knows by other means which files are needed.
+        removed = {"path": path, "dataChange": rows_change, "extendedFileMetadata": size is not None}
         more = {} if size is None else {"partitionValues": partition_of(path), "size": size}
         yield {"remove": removed | more}
     for app, to in changes.set_transactions.items():
         yield {"txn": {"appId": app, "version": to}}
 
 
+def _all_actions(handle: OpenTable, changes: Changes) -> list[dict[str, Any]]:
+    """The same for a table that delta-rs does not write, with new columns if there are any."""
+    if not _are_plain(replace(changes, columns=None)):
+        raise CommitFailedError(f"{handle.uri} has table features that delta-rs does not write, and odd paths, or numbers")
+    if changes.columns is None:
+        return list(_actions(changes, _WRITE))
+    everything = {unquote(file.path): file.size for file in handle.files()}
+    commit, *others = _actions(replace(changes, removed=everything, columns=None), _WRITE)
+    alter = handle.alter
+    if not isinstance(alter, OwnAlterer):
+        raise TypeError(f"{handle.uri} is altered by delta-rs")
+    return [commit, alter.with_columns(changes.columns.to_json()).metadata_action(), *others]
+
+
 def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
     """Make the actions the first entry of a log; `has_files`: in the table's folder, unless somebody has deleted it since."""
-    content = _content(actions)
+    content = content_of(actions)
     log = Path(table.uri, path_of(0)).parent
     log.mkdir(parents=not has_files, exist_ok=True)
 
@@ -249,56 +251,12 @@ def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) 
         if any(file.name == "_last_checkpoint" or _OF_VERSION.match(file.name) for file in log.iterdir()):
             raise CommitFailedError(f"{table.uri} already exists")
 
-    return _linked(table, 0, content, require_none)
+    return linked(table.uri, 0, content, require_none)
 
 
 def _append(table: Table, handle: OpenTable, actions: Iterable[dict[str, Any]]) -> Entry:
     """Make the actions the entry after a handle's."""
-    version = handle.version()
-
-    def require_same() -> None:
-        # In a table that was made again the entry would leave a gap, and no reader could open it.
-        if handle.entry is not None and handle.entry != entry_of(table.uri, None, version):
-            raise CommitFailedError(f"version {version} of {table.uri} is gone: was the table deleted, or made again?")
-
-    return _linked(table, version + 1, _content(actions), require_same)
-
-
-def _content(actions: Iterable[dict[str, Any]]) -> bytes:
-    """An entry.
-
-    Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which no
-    reader could read from then on.
-    """
-    return "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions).encode()
-
-
-def _linked(table: Table, version: int, content: bytes, require: Callable[[], None]) -> Entry:
-    """Make a text a version's entry, whole or not at all: a hard link fails if the name is there.
-
-    `require`: raises if the entry must not be made. Asked once the file to be linked is there: whoever deletes the table from
-    then on deletes it, too, and the link fails.
-
-    A crash may leave the file that is linked: readers skip its name, and `TableLog.delete_expired` deletes it.
-    """
-    entry = Path(table.uri, path_of(version))
-    written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
-    try:
-        with written.open("xb") as file:
-            file.write(content)
-            file.flush()
-            identity = identity_of(os.fstat(file.fileno()))
-        require()
-        os.link(written, entry)
-    except FileExistsError as error:
-        raise CommitFailedError(f"version {version} of {table.uri} already exists") from error
-    finally:
-        written.unlink(missing_ok=True)
-    return identity
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+    return linked(table.uri, handle.version() + 1, content_of(actions), handle.require_same)
 
 
 class TableLog:
@@ -308,11 +266,11 @@ class TableLog:
         self._uri = table.uri
         self._system, prefix = file_system(table)
         self._prefix = f"{prefix}{FOLDER}/"
-        self._is_bronze = table.key == BRONZE
 
     def versions(self) -> list[int]:
         """Versions with an entry, sorted; one listing."""
-        return sorted(int(name[:_DIGITS]) for name in self._names() if name[_DIGITS:] == ".json")
+        names = (str(info.base_name) for info in self.files())
+        return sorted(int(name[:_DIGITS]) for name in names if name[:_DIGITS].isdigit() and name[_DIGITS:] == ".json")
 
     def has(self, version: int) -> bool:
         """Whether a version has an entry; one small request."""
@@ -339,66 +297,26 @@ class TableLog:
             infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
             yield next((dict(info) for info in infos if info is not None), {})
 
-    def removed_by(self, version: int) -> dict[str, int]:
-        """Path of each file that one version removed -> when, in milliseconds since 1970; {} if its entry is missing."""
-        return _below_the_table([action["remove"] for action in self.actions(version) if "remove" in action])
+    def newest_infos(self, newest: int, limit: int | None) -> list[dict[str, Any]]:
+        """As `infos`, of so many versions; None: of all.
 
-    def removed_before_checkpoint(self) -> dict[str, int]:
-        """As `removed_by`, in the newest checkpoint (`delta.deletedFileRetentionDuration`); their entries may be missing."""
-        # By the listing: `_last_checkpoint` may name an older one. One in several parts is another writer's, and is left out.
-        newest = max((name for name in self._names() if name[_DIGITS:] == CHECKPOINT), default=None)
-        if newest is None:
-            return {}
-        try:
-            with self._system.open_input_file(self._prefix + newest) as source:
-                rows = pq.ParquetFile(source).read(columns=["remove"]).column("remove")
-        except FileNotFoundError:  # another run has deleted it, and made a newer one
-            return {}
-        return _below_the_table([row for row in rows.to_pylist() if row is not None and row["path"] is not None])
-
-    def delete_expired(self, kept_s: float) -> int:
-        """Delete the entries before the newest checkpoint that is older than `kept_s` seconds; returns how many.
-
-        Versions that were the newest one at some time since then stay readable, also by whoever has opened them. So does
-        bronze's newest version that names the topics. The checkpoint is on the disk first.
+        delta-rs' history goes on behind a gap, where older versions stay (`commits.versions`), and numbers them wrongly.
         """
-        before = time.time() - kept_s
-        files = self._files()
-        for info in files:
-            if info.base_name.startswith(UNFINISHED) and _is_older(info, before):
-                self._delete(info)  # a crash has left it
-        expired = self._expired([info for info in files if info.base_name[:_DIGITS].isdigit()], before)
-        if expired and kept_s < WRITTEN_OUT_S:
-            write_out(self._uri)
-        for info in expired:
-            self._delete(info)
-        return len(expired)
+        return list(self.infos(newest, -1 if limit is None else newest - limit))
 
-    def _expired(self, files: list[pafs.FileInfo], before: float) -> list[pafs.FileInfo]:
-        """Entries and checkpoints that may go, the oldest first: if this process is killed, no gap is left."""
-        checkpoints = [f for f in files if f.base_name[_DIGITS:] == CHECKPOINT and _is_older(f, before)]
-        if checkpoints and self._is_bronze:
-            needed = self._naming_topics(max(map(_version_of, files)))
-            checkpoints = [file for file in checkpoints if _version_of(file) <= needed]
-        kept_from = max(map(_version_of, checkpoints), default=0)
-        return sorted((file for file in files if _version_of(file) < kept_from), key=lambda file: str(file.base_name))
-
-    def _naming_topics(self, newest: int) -> int:
-        """The last version whose entry names the topics; the newest one if no entry that is left does: none is needed then."""
-        named = (newest - number for number, info in enumerate(self.infos(newest, -1)) if SOURCES in info)
-        return next(named, newest)
-
-    def _delete(self, file: pafs.FileInfo) -> None:
-        with suppress(FileNotFoundError):  # another run has deleted it
-            self._system.delete_file(file.path)
-
-    def _names(self) -> list[str]:
-        """Names of entries and checkpoints."""
-        return [info.base_name for info in self._files() if info.base_name[:_DIGITS].isdigit()]
-
-    def _files(self) -> list[pafs.FileInfo]:
+    def files(self) -> list[pafs.FileInfo]:
+        """Everything in the folder of the log; one listing."""
         selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
         return list(self._system.get_file_info(selector))
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of the log; FileNotFoundError if it is gone."""
+        return self._system.open_input_file(self._prefix + name)
+
+    def delete(self, file: pafs.FileInfo) -> None:
+        """Delete a file of the log, unless others have."""
+        with suppress(FileNotFoundError):
+            self._system.delete_file(file.path)
 
     def _lines(self, version: int) -> list[bytes] | None:
         try:
@@ -408,15 +326,6 @@ class TableLog:
             return None
 
 
-def _is_older(file: pafs.FileInfo, than: float) -> bool:
-    return file.mtime is not None and file.mtime.timestamp() < than
-
-
-def _version_of(file: pafs.FileInfo) -> int:
+def version_of(file: pafs.FileInfo) -> int:
+    """The version whose entry, checkpoint or other file of the log this is."""
     return int(file.base_name[:_DIGITS])
-
-
-def _below_the_table(removes: list[dict[str, Any]]) -> dict[str, int]:
-    """Path -> time of removals, without files that are elsewhere, as those of a clone are."""
-    removals = {unquote(str(r["path"])): int(r.get("deletionTimestamp") or 0) for r in removes}
-    return {path: at_ms for path, at_ms in removals.items() if "://" not in path and not path.startswith("/")}

@@ -335,11 +335,13 @@ def restored(handle: DeltaTable) -> bool:
     if isinstance(handle, OpenTable) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:
-        for entry in handle.history(limit):
+        history = handle.history(limit)
+        for number, entry in enumerate(history):
             if _is_checked(entry, BATCHES):
                 return False
             if entry.get("operation") in REPLACING:
-                return True
+                # Behind a gap it is of an older version that stays: what came after it is not known.
+                return not isinstance(handle, OpenTable) or handle.has_entries(history[0]["version"] - number)
     return False
 
 
@@ -432,14 +434,13 @@ class Version:
     info: Mapping[str, Any]
 
 
-def versions(table: Table, newest: int, limit: int) -> Iterator[Version]:
-    """The newest versions of a table, the newest first, as far as its log reaches."""
+def versions(table: Table, numbers: Iterable[int]) -> Iterator[Version]:
+    """What the log says of versions of a table, without those of which it has no entry any more."""
     log = TableLog(table)
-    for number in range(newest, max(-1, newest - limit), -1):
+    for number in numbers:
         actions = log.actions(number)
-        if not actions:  # older entries are cleaned up
-            return
-        yield _version(number, actions)
+        if actions:
+            yield _version(number, actions)
 
 
 def _version(number: int, actions: list[dict[str, Any]]) -> Version:

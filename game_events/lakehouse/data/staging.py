@@ -540,8 +540,13 @@ def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
 @lru_cache
 def _columns_with_statistics(paths: tuple[str, ...], person: str | None, more: tuple[str, ...]) -> list[tuple[int, str, bool]]:
     """The first flat columns, and more, of a file with these Parquet columns: index, name, and whether bounds may be noted."""
-    flat = [(index, path, not is_person(path, person)) for index, path in enumerate(paths) if "." not in path]
+    flat = [(index, path, not is_person(path, person)) for index, path in enumerate(paths) if _is_flat(path)]
     return flat[:STATISTICS_COLUMNS] + [column for column in flat[STATISTICS_COLUMNS:] if column[1] in more]
+
+
+def _is_flat(path: str) -> bool:
+    """Whether a Parquet column is a flat one of the table: not of row tracking, by the names that Delta gives these."""
+    return "." not in path and not path.startswith(("_row-id-col-", "_row-commit-version-col-"))
 
 
 def _plain(value: object) -> str | int | bool | None:

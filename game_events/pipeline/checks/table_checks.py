@@ -164,7 +164,7 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
     covers = WHOLE if recent is None else NEW
     if handle is None:
         return CheckResult(LOST, "bronze", True, "there is no bronze table yet")
-    commits = list(filter(None, map(bronze_commit, handle.history(recent))))
+    commits = list(filter(None, map(bronze_commit, TableLog(pipeline.bronze).newest_infos(handle.version(), recent))))
     gaps = [gap for commit in commits for gap in commit.gaps]
     counts = {
         "commits": len(commits),
@@ -225,7 +225,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     handle = pipeline.open_bronze()
     if handle is None:
         return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
-    history = handle.history(recent)
+    history = TableLog(pipeline.bronze).newest_infos(handle.version(), recent)
     erased = erased_rows(history)
     first = incarnation(handle)
     newest = counter(handle, Txn.BATCH)

@@ -71,9 +71,9 @@ class TableMaintenance:
         joined: small files that were compacted; `into`: files that replace them; `joined_bytes`: bytes of these.
         renewed: files by whose statistics readers missed rows, replaced by files with the same rows; `outdated`: those left.
         laid_out: files whose rows were put into files as the layout says; `spread`: those left, with rows of several days.
-        replaced: deleted files that no current version uses, older than the retention.
+        replaced: deleted files that no version needs any more.
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
-        waiting: replaced files within the retention, which readers may still use.
+        waiting: replaced files that older versions need, which can be read for a time.
         files: data files of the table afterwards.
         expired: rows removed by age; `expired_bytes`: about their bytes; `expired_games`: game -> those of silver;
             `expired_later`: older rows that stay, as a layer has not taken them yet, or for the next time.

@@ -24,6 +24,7 @@ from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.config.sources.several import settings_or_each
 from game_events.errors import ReadOnlyError, TransientError, first_line
+from game_events.lakehouse.tables import Layer, is_gold
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.fanout import OnePass
@@ -61,6 +62,9 @@ FAULTS = (PySparkException, Py4JError, DeltaError, OSError)
 #: Spark's JVM has ended: a retry in this process cannot succeed.
 JVM_GONE = (Py4JNetworkError, ConnectionRefusedError)
 MIB = 1024 * 1024
+#: Every version of gold stays for `EVERY_VERSION_H`, and each refresh replaces files: it waits until those of that time would
+#: not take more than so many times the bytes of the tables, or so many bytes, which nobody minds.
+REPLACED_TIMES, REPLACED_BYTES = 50, 1024 * MIB
 
 
 @dataclass
@@ -75,6 +79,7 @@ class LoopReport:
         retries: attempts that failed and were repeated.
         memory: MiB by part.
         handed_over: it ended at its time limit, and another run continues.
+        gold_interval_s: seconds between refreshes of gold, where its size makes them more than the setting.
     """
 
     total: RunReport = field(default_factory=RunReport)
@@ -86,6 +91,7 @@ class LoopReport:
     cycle_s: Histogram = field(default_factory=Histogram)
     memory: dict[str, float] = field(default_factory=dict)
     handed_over: bool = False
+    gold_interval_s: float | None = None
     began_s: float = field(default_factory=time.time)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_CYCLES), repr=False)
 
@@ -116,6 +122,7 @@ class LoopReport:
             "cycle_s": {"p50": cycles["p50_s"], "p95": cycles["p95_s"], "latest": None if recent is None else round(recent, 2)},
             "memory_mib": self.memory,
             "handed_over": self.handed_over,
+            **({} if self.gold_interval_s is None else {"gold_interval_s": round(self.gold_interval_s, 1)}),
         }
 
     def to_dict(self) -> dict[str, object]:
@@ -130,8 +137,25 @@ class LoopReport:
             times = self.total.latency.get(layer)
             if times is not None and times.total:
                 parts.append(f"produce to {layer} p50 {times.percentile(0.5):.1f} s, p95 {times.percentile(0.95):.1f} s")
+        if self.gold_interval_s is not None:
+            parts.append(f"gold is refreshed each {self.gold_interval_s:,.0f} s, as its replaced files are large")
         state = f"{self.state}: {self.why}" if self.why else self.state
         return f"{state}; " + ", ".join(parts)
+
+
+@dataclass
+class GoldBytes:
+    """Bytes of gold tables and the unified table, by the refreshes of one loop."""
+
+    _live: dict[tuple[str, str | None], int] = field(default_factory=dict)
+
+    def interval_s(self, report: RunReport, kept_s: float) -> float:
+        """Seconds between refreshes like this one, so that what they replace within a time is bounded."""
+        made = [t for t in report.tables if t.error is None and (is_gold(t.layer) or t.layer == Layer.UNIFIED)]
+        self._live.update({(t.table, t.game): t.table_bytes for t in made})
+        # Of the unified table only the files of these games.
+        replaced = sum(t.table_bytes * t.rows / max(1, t.table_rows) for t in made)
+        return kept_s * replaced / max(REPLACED_BYTES, REPLACED_TIMES * sum(self._live.values()))
 
 
 @dataclass
@@ -165,6 +189,7 @@ class Loop:
     _read: Offsets | None = None
     #: Silver may have rows that gold lacks.
     _gold_owed: bool = True
+    _gold_bytes: GoldBytes = field(default_factory=GoldBytes)
     _turn_at: float = float("-inf")
     _gold_at: float = float("-inf")
     _around_at: float = float("-inf")
@@ -224,7 +249,7 @@ class Loop:
             return
         now = self.pipeline.source.snapshot()
         around = clock - self._around_at >= LOOK_AROUND_S
-        gold = clock - self._gold_at >= self.pipeline.settings.gold_interval_s
+        gold = clock - self._gold_at >= (self.report.gold_interval_s or self.pipeline.settings.gold_interval_s)
         if self._read == now.latest and not around and not (gold and self._gold_owed):
             self.report.looks += 1
             self.report.total.add_maintenance(self.maintenance.work())
@@ -262,6 +287,8 @@ class Loop:
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
+            if gold:
+                self._stretch(report)
             self.maintenance.note(entry.table for entry in report.tables if entry.error is None)
             report.add_maintenance(self.maintenance.work())
         finally:
@@ -271,6 +298,12 @@ class Loop:
                 if time.monotonic() - self._line_at >= LINE_S:
                     self._line_at = time.monotonic()
                     _progress.info("continuous: %s", self.report.summary())
+
+    def _stretch(self, report: RunReport) -> None:
+        """Refresh gold less often if its replaced files would take too much room."""
+        settings = self.pipeline.settings
+        needed_s = self._gold_bytes.interval_s(report, settings.every_version_h * 3600)
+        self.report.gold_interval_s = needed_s if needed_s > settings.gold_interval_s else None
 
     def _set(self, state: str, why: str = "") -> None:
         if (state, why) != (self.report.state, self.report.why) and {state, self.report.state} - {RUNNING, IDLE}:

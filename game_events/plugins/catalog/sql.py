@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -38,6 +38,8 @@ from game_events.cli.output import Json, Output, nested_as_json
 from game_events.cli.output import since as time_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, GameEventsError, LostFileError
+from game_events.lakehouse.commits.transactions import Version, versions
+from game_events.lakehouse.commits.versions import readable_versions
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.duckdb_connection import connect, identifier, interruptible, text
@@ -50,8 +52,6 @@ ROWS = 100
 
 #: Longer values are cut in the table for people; `--csv` and `--json` have all of them.
 SHOWN_CHARS = 80
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
@@ -88,6 +88,8 @@ def sql(
     then = time_of(as_of, option="--as-of")
     with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes, settings.sql_disk_bytes) as tables:
         columns, rows = tables.query(text)
+        for name, version in tables.versions.items():
+            output.say(f"{name}: version {version.version} of {version.time:%Y-%m-%d %H:%M:%S} UTC")
         if as_csv:
             output.csv(columns, map(plain, islice(rows, limit)))
             return
@@ -98,7 +100,8 @@ def sql(
     output.table("", columns, [[_shown(value) for value in row] for row in shown], wide=True)
     if more:
         output.say(f"only {wanted:,} rows are shown: --limit shows more, --csv all of them")
-    output.result({"columns": columns, "rows": [plain(row) for row in shown], "more": more})
+    result = {"columns": columns, "rows": [plain(row) for row in shown], "more": more}
+    output.result(result | {"versions": {name: v.version for name, v in tables.versions.items()}} if then else result)
 
 
 def _text(query: str) -> str:
@@ -136,6 +139,8 @@ class TablesSql:
         self._as_of = as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
         self._opened: set[str] = set()
+        #: Table -> the version that is read, where it is not the newest one.
+        self.versions: dict[str, Version] = {}
         self._connection = connect()
         if memory_bytes is not None:
             self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
@@ -237,8 +242,8 @@ class TablesSql:
                 return LostFileError(f"{lost} is gone, though the table's log lists it: {REPAIR}")
             when = f" of {self._as_of.isoformat()}" if self._as_of is not None else ""
             return ConfigurationError(
-                f"files of the tables{when} are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours "
-                f"(docs/maintenance.md). Ask for a later time, or run the query again: {first.splitlines()[0]}"
+                f"files of the tables{when} are gone: maintenance deletes replaced ones after GAME_EVENTS_REPLACED_FILES_H "
+                f"hours (docs/maintenance.md). Ask for a later time, or run the query again: {first.splitlines()[0]}"
             )
         if isinstance(error, duckdb.PermissionException):
             first += " (a query reads tables, by their names; it reaches no file and changes nothing)"
@@ -270,7 +275,10 @@ class TablesSql:
         table = self._tables[name]
         handle: DeltaTable | None = table.open_to_read()
         if handle is not None and self._as_of is not None:
-            handle = _as_of(table, handle, self._as_of)
+            chosen = _as_of(table, handle, self._as_of)
+            handle = None
+            if chosen is not None:
+                self.versions[name], handle = chosen
         if handle is None:
             return
         schema = pa.schema(handle.schema())
@@ -308,20 +316,30 @@ def _lost_file(tables: Iterable[Table], said: str) -> str | None:
     return None
 
 
-def _as_of(table: Table, handle: DeltaTable, then: datetime) -> DeltaTable | None:
-    """The version of a time; None: there was no table yet. ConfigurationError: its log begins later."""
-    # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
-    history = handle.history()
-    moment = (then - EPOCH) // timedelta(milliseconds=1)
-    reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
-    if not reached:
-        if int(history[-1]["version"]) == 0:
-            return None
-        raise ConfigurationError(f"{table.name}: its log does not reach back to {then.isoformat()} any more")
-    try:
-        return DeltaTable(table.uri, max(reached), table.options)
-    except DeltaError as error:
-        raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
+def _as_of(table: Table, handle: DeltaTable, then: datetime) -> tuple[Version, DeltaTable] | None:
+    """The newest version up to a time that can be read; None: there was no table yet.
+
+    By the commits' own times, as `history` shows them; those of the log's files are a little later.
+
+    Raises:
+        ConfigurationError: no version that is so old can be read any more; the message has the oldest one.
+    """
+    readable = [version for version in readable_versions(table) if version <= handle.version()]
+    oldest: Version | None = None
+    for version in versions(table, reversed(readable)):
+        if version.time <= then:
+            try:
+                return version, DeltaTable(table.uri, version.version, table.options)
+            except DeltaError as error:
+                raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
+        oldest = version
+    if oldest is None or oldest.version == 0:
+        return None
+    raise ConfigurationError(
+        f"{table.name} cannot be read as of {then.isoformat()} any more: its oldest version that can be read is "
+        f"{oldest.version}, of {oldest.time.isoformat(timespec='seconds')} (`game-events history {table.name}`; "
+        "docs/maintenance.md)"
+    )
 
 
 def _dataset(table: Table, files: list[str], schema: pa.Schema, partition: pa.Schema) -> pads.Dataset:

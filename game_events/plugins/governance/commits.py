@@ -38,9 +38,9 @@ from game_events.lakehouse.commits.transactions import (
     txn,
     txns,
 )
+from game_events.lakehouse.commits.versions import OldVersions, delete_files
 from game_events.lakehouse.data.columns import COORDINATES, RECORD
 from game_events.lakehouse.data.staging import discard, file_system
-from game_events.lakehouse.maintenance import delete_files
 from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -56,6 +56,7 @@ from game_events.lakehouse.tables import (
     table_id,
 )
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.maintenance import is_ours
 from game_events.pipeline.offsets import ERASED_BY_BATCH, ERASED_ROWS
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import PluginResult
@@ -506,7 +507,10 @@ def _counters_of_type(
 
 
 def remove_old_files(pipeline: Pipeline, result: Erasure, people: PeopleToErase) -> None:
-    """Delete every table's unreferenced files with rows of people, and log entries with their ids."""
+    """Delete every table's unreferenced files with rows of people, and log entries with their ids.
+
+    Older versions that lose files go, too, but for those of the last hours, whose readers may not need these files.
+    """
     lakehouse = pipeline.lakehouse
     handles = {name: handle for name in lakehouse.names() if (handle := lakehouse.table(name).open_to_read()) is not None}
     pipeline.on_progress(f"erasure: older files of {len(handles)} tables")
@@ -536,12 +540,12 @@ def old_files(table: Table, handle: DeltaTable) -> list[str]:
 
 
 def replaced_files(table: Table, handle: DeltaTable) -> list[str]:
-    """Those of `old_files` that a commit has removed from the table, as far back as the log reaches (`RETENTION_H`).
+    """Those of `old_files` that older versions have, as far back as the log reaches (`REPLACED_FILES_H`).
 
     The others are not committed yet, or were left by a killed run.
     """
-    removed = set(handle.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False))
-    return [path for path in old_files(table, handle) if path in removed]
+    named = OldVersions(table).named(handle, handle.version())
+    return [path for path in old_files(table, handle) if path in named]
 
 
 def _search(pipeline: Pipeline, people: PeopleToErase, handles: Mapping[str, DeltaTable]) -> list[ScannedFile]:
@@ -569,6 +573,8 @@ def _remove(pipeline: Pipeline, result: Erasure, handles: Mapping[str, DeltaTabl
                 result.kept_files[table.name] += 1
         # The erasure's own commits, of a moment ago, have removed them.
         result.removed_files[table.name] += delete_files(table, removed, 0.0)
+        if is_ours(pipeline, name) and (newest := table.open_to_read()) is not None:
+            OldVersions(table).thin_out(newest)
 
 
 def _clean_log(table: Table, handle: DeltaTable, people: PeopleToErase) -> bool:

@@ -26,6 +26,7 @@ from game_events.lakehouse.tables import (
     EVENT_LOG,
     QUARANTINE,
     SCHEMAS,
+    UNIFIED,
     Layer,
     has_persons,
     is_silver,
@@ -96,6 +97,8 @@ def erase(
     _repeat(state, _erase_others)
     result.unsearchable = state.unsearchable_of(QUARANTINE)
     result.undecoded = state.unsearchable_of(BRONZE)
+    if not dry_run and (result.rows or state.done_before is not None):
+        _mark_unified(state)
     if not dry_run and report.success:
         # A power cut would take back commits that are only in memory yet: what is called finished is on the disk.
         write_out(pipeline.lakehouse.root)
@@ -206,6 +209,18 @@ def _refresh_gold(state: ErasureState) -> None:
     refresh_unified(pipeline, report)
     chosen = {aggregate.layer: games for aggregate in pipeline.extensions.aggregates}
     refresh_own_gold(pipeline, report, chosen, ignore_intervals=True)
+
+
+@retry_on_conflict()
+def _mark_unified(state: ErasureState) -> None:
+    """Count the erasure in the unified table: no version from before it is kept. Of gold, the ids of its silver say it."""
+    lakehouse = state.pipeline.lakehouse
+    handle = None if lakehouse.is_partitioned else lakehouse.table(UNIFIED).open()
+    if handle is None:
+        return
+    commits = counter(handle, Txn.COMMITS)
+    expected = txns(handle, [Txn.COMMITS])
+    state.commit(UNIFIED, handle, [], expect_transactions=expected, set_transactions={Txn.COMMITS: commits + 1})
 
 
 def _erase_others(state: ErasureState) -> bool:

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from game_events.decoding.frame import PREFIXES, Rows
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, SOURCE, places
+from game_events.lakehouse.data.row_ids import row_ids
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
 from game_events.lakehouse.tables import BRONZE, EXPORT_FAILED_CALLS, QUARANTINE, Layer, Table, is_person, is_silver
 from game_events.workers.decode import Mask, OpenRecordFilter, RecordFilter
@@ -539,11 +540,16 @@ def _copied(table: Table, path: str, file: pq.ParquetFile, masks: Sequence[Mask]
     types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
     own = file.schema_arrow.remove_metadata()
     schema = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in own])
-    writer = StagedWriter(table, schema, folder=path[: path.rfind("/") + 1])
+    ids = row_ids(table, handle) if handle is not None else None
+    lacking = [f for f in ids.fields if f.name not in schema.names] if ids is not None else []
+    writer = StagedWriter(table, pa.schema([*schema, *lacking]), folder=path[: path.rfind("/") + 1])
+    first = 0
     for group, mask in enumerate(masks):
+        first += len(mask)
         if mask.all():
             continue
         rows = file.read_row_group(group).replace_schema_metadata(None).cast(schema)
+        rows = rows if ids is None else ids.kept(path, first - len(mask), rows)
         if answers:
             index = schema.get_field_index(ANSWER)
             field_of_answer = schema.field(index)

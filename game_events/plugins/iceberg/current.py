@@ -52,8 +52,8 @@ def tables_of(lakehouse: Lakehouse) -> list[Table]:
 
 
 def kept_s(table: Table) -> float:
-    """Seconds that a snapshot of a table stays: as Delta's replaced files, but for two looks of a loop at its tables."""
-    return max(0.0, table.retention.seconds(table.key) - 2 * INTERVAL_S)
+    """Seconds that a snapshot of a table stays: as every version of Delta's, but for two looks of a loop at its tables."""
+    return max(0.0, table.retention.every_s - 2 * INTERVAL_S)
 
 
 class KnownTables:

@@ -29,7 +29,7 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, Manifes
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.table.name_mapping import MappedField, NameMapping, create_mapping_from_schema
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import ExpireSnapshots, _MergeAppendFiles, _OverwriteFiles
 
@@ -37,6 +37,7 @@ from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.entries import asked_of
 from game_events.lakehouse.open_table import COMMIT_ID, OpenTable, of_columns
 from game_events.lakehouse.tables import Table, table_id
 from game_events.plugins.iceberg.current import FOLDER, kept_s
@@ -57,6 +58,10 @@ MOST_ENTRIES = 200
 
 #: Each so many snapshots, what expired ones alone have named is deleted.
 TIDY_EACH = 10
+
+#: Ids, in the name mapping, of the columns of files in which Delta's row tracking keeps numbers and versions of rows: pyiceberg
+#: reads no file with a column that has none. No column of a table gets so high a one, and Iceberg's own ones are above them.
+ROW_IDS = (2_147_000_001, 2_147_000_002)
 
 #: Seconds that metadata which no snapshot names stays.
 YOUNG_S = 3600.0
@@ -227,8 +232,13 @@ def _change_columns(change: Transaction, handle: DeltaTable) -> None:
                 spec.remove_field(name)
             for name in wanted:
                 spec.add_identity(name)
-    mapping = create_mapping_from_schema(change.table_metadata.schema()).model_dump_json()
-    _set(change, {TableProperties.DEFAULT_NAME_MAPPING: mapping})
+    mapping = list(create_mapping_from_schema(change.table_metadata.schema()))
+    asked = of_columns(handle, asked_of)
+    if asked is not None and asked.id_columns is not None:
+        mapping += [
+            MappedField(**{"field-id": number, "names": [name]}) for number, name in zip(ROW_IDS, asked.id_columns, strict=True)
+        ]
+    _set(change, {TableProperties.DEFAULT_NAME_MAPPING: NameMapping(mapping).model_dump_json()})
 
 
 def _set(change: Transaction, properties: Mapping[str, str]) -> None:
@@ -302,7 +312,7 @@ def _add_snapshot(change: Transaction, added: list[DataFile], removed: list[Data
 def expire(change: Transaction, table: Table, *, forget: bool) -> int:
     """Expire snapshots whose files Delta may delete, and those beyond the number that is kept; returns how many.
 
-    A snapshot names files that were not replaced when it was made: one that is younger than the retention has lost none.
+    A snapshot names files that were not replaced when it was made: one as young as versions that all stay has lost none.
     """
     snapshots = sorted(change.table_metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
     before = (time.time() - kept_s(table)) * 1000

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from game_events.config.names import PROGRESS
 from game_events.errors import GameEventsError
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import PARTITIONED, TABLES, UNIFIED
+from game_events.sources.source import Partition
 from game_events_tests.support.faults import Write, at_commit
+from game_events_tests.support.model.bronze import LANE, OTHER_LANE
 from game_events_tests.support.model.plans import REJECTS
-from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
+from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, Place, World
 from game_events_tests.support.worlds.waves import PowerCut
 
 EXAMPLES = int(os.environ.get("GAME_EVENTS_MODEL_EXAMPLES", "20"))
@@ -52,8 +56,14 @@ HOW = st.fixed_dictionaries(
         "max_games": ROOM,
         "max_games_ever": ROOM_EVER,
         "new_game_min_rows": st.just(3),
+        "silent": st.sampled_from((None, 0, 1)),
     }
 )
+
+
+def offsets(places: Mapping[Place, str]) -> dict[int, str]:
+    """Of places in one lane."""
+    return {offset: game for (*_, offset), game in places.items()}
 
 
 def cut() -> None:
@@ -65,10 +75,12 @@ class FanOutModel(RuleBasedStateMachine):
     """Records come; runs bring all layers up to them, or do not get that far."""
 
     layout, plain = TABLES, False
+    lanes: tuple[Partition, ...] = (LANE,)
+    deduplicates = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.layout, plain=self.plain)
+        self.world = World(self.layout, plain=self.plain, lanes=self.lanes, deduplicates=self.deduplicates)
 
     def teardown(self) -> None:
         """Whatever happened: one undisturbed run later everything is in its place."""
@@ -233,6 +245,25 @@ class OnePassModel(FanOutModel):
     plain = True
 
 
+class TwiceModel(FanOutModel):
+    """The same from two sources, one of which may not answer, with events that are sent twice: by one of them, or by both."""
+
+    lanes = (LANE, OTHER_LANE)
+    deduplicates = True
+
+
+class PartitionedTwiceModel(TwiceModel):
+    """Both."""
+
+    layout = PARTITIONED
+
+
+class TwoSourcesModel(OnePassModel):
+    """Two sources, whose rows bronze's workers write to silver's files, too."""
+
+    lanes = (LANE, OTHER_LANE)
+
+
 class TestFewFanOutsThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
     """For `make test`."""
 
@@ -249,6 +280,12 @@ class TestFewOfOnePassThroughCrashesRivalsAndLostTables(OnePassModel.TestCase):
     """For `make test`."""
 
     settings = settings(max_examples=5, stateful_step_count=12, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+class TestFewOfTwoSourcesWithEventsThatAreSentTwice(TwiceModel.TestCase):
+    """For `make test`."""
+
+    settings = TestFewFanOutsThroughCrashesRivalsAndLostTables.settings
 
 
 @pytest.mark.scenario
@@ -280,6 +317,27 @@ class TestFanOutThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
 
 @pytest.mark.scenario
 class TestFanOutThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+@pytest.mark.scenario
+class TestTwoSourcesWithEventsThatAreSentTwice(TwiceModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+@pytest.mark.scenario
+class TestTwoSourcesWithEventsThatAreSentTwiceOfAllGames(PartitionedTwiceModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+@pytest.mark.scenario
+class TestOnePassOfTwoSources(TwoSourcesModel.TestCase):
     """Many."""
 
     settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
@@ -327,6 +385,29 @@ def test_what_is_held_is_not_used_after_a_rival_has_added_files_and_is_gone(poin
         world.assert_settled()
 
 
+@pytest.mark.parametrize("layout", [TABLES, PARTITIONED])
+def test_an_event_that_two_sources_send_is_in_silver_once_though_a_rival_brings_it_meanwhile(layout: str) -> None:
+    with closing(World(layout, lanes=(LANE, OTHER_LANE), deduplicates=True)) as world:
+        world.records_come([("rummy", "a", 5, 1), ("rummy", "b", 5, 1), ("uno", "a", 5, 1)])
+        world.work(silent=1)
+        world.records_come([("rummy", "a", 7, 1), ("rummy", "a", 8, 2)])
+
+        def rival() -> None:
+            world.records_come([("rummy", "b", 7, 1), ("rummy", "b", 9, 1)])
+            world.disturbed("silver_committed", cut)
+
+        world.disturbed("silver_staged", rival)
+        world.records_come([(game, "b", 9, 1) for game in GAMES])
+        world.work()
+        world.assert_settled()
+        counters = {game: world.table(game).open().transaction_version(Txn.ROWS_DUPLICATE) for game in GAMES}
+        assert counters == {"rummy": 3, "spades": None, "uno": None}
+        for how in (SILVER, BRONZE):
+            world.work(full=how)
+            world.work()
+            world.assert_settled()
+
+
 def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_held_once() -> None:
     with closing(World()) as world:
         world.records_come([("rummy", "a", 8, 1), ("rummy", "a", 4, 2), ("rummy", "a", 8, 2), ("rummy", "a", 1, 1)])
@@ -334,14 +415,14 @@ def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_h
         world.work()
         world.work(full=BRONZE, knows=(1,))
         # Of the others quarantine has no row that counts as long as they do not decode.
-        assert world.rejected() == {0: "rummy"}
+        assert offsets(world.rejected()) == {0: "rummy"}
         world.work()
-        assert world.rejected() == {0: "rummy", 1: "rummy", 2: "rummy"}
+        assert offsets(world.rejected()) == {0: "rummy", 1: "rummy", 2: "rummy"}
         world.assert_nothing_is_doubled()
         world.work(full=BRONZE, knows=(1,))
         world.strictness = 0
         world.work()
-        assert world.rejected() == {0: "rummy"}
+        assert offsets(world.rejected()) == {0: "rummy"}
         world.records_come([(game, "a", 1, 1) for game in GAMES])
         world.work()
         world.assert_settled()

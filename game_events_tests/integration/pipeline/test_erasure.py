@@ -1,17 +1,21 @@
 """A gamer who is forgotten is in no byte of any table, does not come back, and nobody else notices."""
 
 import json
+from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.versions import readable_versions
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.system_tables import read_events
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, paths
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.event_log import recorded
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
@@ -174,6 +178,30 @@ def test_a_forgotten_gamer_is_in_no_byte_and_does_not_come_back(settings, make_p
 def few_jobs(make_settings):
     """No aggregates of one's own, and as few files as there can be: these tests erase again and again."""
     return make_settings(erasure_key=KEY, rules=RULES)
+
+
+def test_versions_from_before_an_erasure_are_not_kept_for_days_though_others_are(make_settings, make_pipeline):
+    settings = make_settings(erasure_key=KEY, rules=RULES, every_version_h=1e-6)
+    wave(settings, games=("chess",))
+    refresh(make_pipeline(settings))
+    wave(settings, games=("chess",))
+    refresh(make_pipeline(settings))
+    for _ in range(3):
+        maintain(make_pipeline(settings), RunReport())
+    bronze = make_pipeline(settings).bronze
+    first = DeltaTable(bronze.uri, readable_versions(bronze)[0])
+    assert first.version() < 2, "nobody was erased yet: the first versions can be read"
+    assert all(Path(bronze.uri, file).exists() for file in paths(first))
+    assert tables_of(settings, GONE) >= {"bronze_events", "silver_chess_events", "gold_chess_player_agg"}
+    forgotten(make_pipeline(settings))
+    for _ in range(3):
+        report = RunReport()
+        maintain(make_pipeline(settings), report)
+        assert report.success, report.maintenance
+    assert places_of(settings, GONE) == [], "without --vacuum"
+    assert places_of(settings, STAYS)
+    found = reconcile(make_pipeline(settings))
+    assert found.passed, found.summary()
 
 
 @pytest.mark.scenario

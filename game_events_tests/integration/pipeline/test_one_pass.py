@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.maintenance import ReplacedFiles, orphans
+from game_events.lakehouse.commits.versions import OldVersions
+from game_events.lakehouse.maintenance import orphans
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline import fanout as one_pass_module
 from game_events.pipeline.context import Pipeline
@@ -157,7 +158,7 @@ def test_a_run_after_a_crash_reads_bronze_and_the_files_of_the_crash_are_unrefer
 def unreferenced(settings: Settings, game: str) -> list[str]:
     """Files of a game's silver table that maintenance deletes once they are old."""
     table = Lakehouse.of(settings).silver(game)
-    return list(orphans(table, -60, ReplacedFiles(table)))
+    return list(orphans(table, -60, OldVersions(table)))
 
 
 @pytest.mark.parametrize("point", ["bronze_committed", pytest.param("silver_staged", marks=pytest.mark.scenario)])

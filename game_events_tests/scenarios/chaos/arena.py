@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from deltalake import DeltaTable
 
@@ -19,12 +20,11 @@ from game_events.config.settings import Settings, load_settings
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.server_process import find
 from game_events_tests.scenarios.chaos.account import Account, Kill
-from game_events_tests.scenarios.chaos.invariants import RULES
+from game_events_tests.scenarios.chaos.declared import AT_FIRST, settings_of
 from game_events_tests.scenarios.chaos.processes import Driver, kill_one, start
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
 
 SECRET = "planted-5eCr3t-c4a05"
-TOPIC = "chaos_events"
 #: A driver that is not through by then hangs.
 HANGS_S = 240.0
 LOOK_S = 0.1
@@ -44,33 +44,35 @@ class Arena:
         self._producer: subprocess.Popen[bytes] | None = None
         self._producers = 0
         state = local_stack.up(folder)
-        self.environment = {
-            "GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
-            "GAME_EVENTS_SCHEMA_REGISTRY_URL": state.schema_registry_url,
-            "GAME_EVENTS_KAFKA_TOPIC": TOPIC,
-            "GAME_EVENTS_LAKEHOUSE": str(folder / "lakehouse"),
-            "GAME_EVENTS_STATE_DIR": str(folder),
-            "GAME_EVENTS_SPARK_MASTER": "local[2]",
-            "GAME_EVENTS_SPARK_CONF": json.dumps(OF_A_COMMAND),
-            "GAME_EVENTS_MAX_RECORDS_PER_BATCH": "20000",
-            "GAME_EVENTS_POLL_INTERVAL_S": "0.2",
-            "GAME_EVENTS_GOLD_INTERVAL_S": "1",
-            "GAME_EVENTS_MODE": "production",
-            "GAME_EVENTS_RETRY_DELAY_S": "0.5",
-            "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH": "true",
+        self._chosen: dict[str, Any] = {
+            "kafka_bootstrap_servers": state.kafka_bootstrap_servers,
+            "schema_registry_url": state.schema_registry_url,
+            "lakehouse": str(folder / "lakehouse"),
+            "state_dir": str(folder),
+            "spark_master": "local[2]",
+            "max_records_per_batch": 20_000,
+            "poll_interval_s": 0.2,
+            "gold_interval_s": 1,
+            "mode": "production",
+            "retry_delay_s": 0.5,
+            "allow_bronze_full_refresh": True,
             # Replaced files go after a minute: a reader has its snapshot for as long.
-            "GAME_EVENTS_RETENTION_H": "0.02",
-            "GAME_EVENTS_DERIVED_RETENTION_H": "0.02",
-            "GAME_EVENTS_RULES": json.dumps(RULES),
-            "GAME_EVENTS_SCHEMA_REGISTRY_USER": "chaos",
-            "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD": SECRET,
+            "every_version_h": 0.02,
+            "replaced_files_h": 0.02,
+            "derived_replaced_files_h": 0.02,
         }
+        self.definitions = AT_FIRST
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the drivers and the producer."""
+        login = {"schema_registry_user": "chaos", "schema_registry_password": SECRET}
+        told = self._chosen | settings_of(self.definitions) | login | {"spark_conf": OF_A_COMMAND}
+        return {f"GAME_EVENTS_{name.upper()}": _as_variable(value) for name, value in told.items()}
 
     def settings(self) -> Settings:
         """As the drivers have them, but for the password."""
-        named = {k.removeprefix("GAME_EVENTS_").lower(): v for k, v in self.environment.items()}
-        skipped = {"rules", "spark_conf", "schema_registry_user", "schema_registry_password"}
-        return load_settings(rules=RULES, **{k: v for k, v in named.items() if k not in skipped})
+        return load_settings(**self._chosen, **settings_of(self.definitions))
 
     # --- coming (back)
 
@@ -110,13 +112,17 @@ class Arena:
 
     def bronze_version(self) -> int:
         """-1 before there is a table."""
-        uri = self.environment["GAME_EVENTS_LAKEHOUSE"] + "/bronze_events"
+        uri = f"{self.folder}/lakehouse/bronze_events"
         return DeltaTable(uri).version() if DeltaTable.is_deltatable(uri) else -1
+
+    def newest_commit(self) -> Path | None:
+        """Of all tables the entry of a log that was written last."""
+        logs = (self.folder / "lakehouse").glob("*/_delta_log/*.json")
+        return max(logs, key=lambda f: f.stat().st_mtime_ns, default=None)
 
     def last_commit(self) -> str:
         """The kind of table whose log changed last: how far the drivers were."""
-        logs = Path(self.environment["GAME_EVENTS_LAKEHOUSE"]).glob("*/_delta_log/*.json")
-        newest = max(logs, key=lambda f: f.stat().st_mtime_ns, default=None)
+        newest = self.newest_commit()
         if newest is None:
             return "before any commit"
         name = newest.parent.parent.name
@@ -271,3 +277,10 @@ class Arena:
         if self.loop is not None and self.loop.alive:
             self.loop.kill()
         local_stack.down(self.folder, delete_data=True)
+
+
+def _as_variable(value: object) -> str:
+    """A setting's value as its environment variable has it."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
+    return value if isinstance(value, str) else json.dumps(value)

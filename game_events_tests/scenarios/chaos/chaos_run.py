@@ -12,6 +12,7 @@ from game_events.pipeline.context import Pipeline
 from game_events_tests.scenarios.chaos import invariants
 from game_events_tests.scenarios.chaos.account import Account
 from game_events_tests.scenarios.chaos.arena import HANGS_S, SECRET, Arena
+from game_events_tests.scenarios.chaos.declared import CHANGED
 from game_events_tests.scenarios.chaos.processes import Driver
 from game_events_tests.scenarios.chaos.topic_truth import read_truth
 from game_events_tests.scenarios.chaos.watching import Watcher
@@ -48,6 +49,17 @@ COMMANDS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("maintain",), "file_open:bronze_events"),
     (("maintain",), None),
 )
+#: Where the command is killed that makes all rows again by other definitions.
+REDEFINITION_POINTS = (
+    "redecode_staged",
+    "redecode_committed",
+    "silver_replanned",
+    "game_committed:2",
+    "silver_committed",
+    "gold_staged",
+    "unified_staged",
+)
+REDECODE = ("redecode", "--downstream")
 #: Of twenty kills so many are of this kind; the rest are at failpoints.
 SHARES = {"worker": 5, "broker": 2, "registry": 1, "producer": 1, "jvm": 2, "driver": 2, "command": 2, "point": 5}
 #: Of a full run: seconds that everything runs undisturbed between two kills, at most.
@@ -57,13 +69,16 @@ AT_ONCE = 0.33
 
 
 def plan(arena: Arena, kills: int) -> list[str]:
-    """Kinds of kills in the order in which they come: the shares of a full run, drawn by the seed."""
+    """Kinds of kills in the order in which they come: the shares of a full run, drawn by the seed.
+
+    In their middle other definitions come.
+    """
     kinds: list[str] = []
     while len(kinds) < kills:
         bag = [kind for kind, share in SHARES.items() for _ in range(share)]
         arena.draw.shuffle(bag)
         kinds += bag
-    return kinds[:kills]
+    return [*kinds[: kills // 2], "redefinition", *kinds[kills // 2 + 1 : kills]]
 
 
 def chaos(
@@ -123,6 +138,8 @@ def _strike(arena: Arena, kind: str, calm_s: float) -> None:
     elif kind == "command":
         arguments, point = arena.draw.choice(COMMANDS)
         arena.kill_command(arguments, point)
+    elif kind == "redefinition":
+        redefine(arena)
     elif kind == "beside":
         arena.beside(arena.draw.choice(COMMANDS)[0])
     else:
@@ -142,6 +159,17 @@ def stop_loop(arena: Arena) -> None:
     arena.account.note_exit(f"loop stopped: {loop.process.returncode}")
 
 
+def redefine(arena: Arena) -> None:
+    """Games and times have other definitions: a command makes all rows again, is killed and repeated; then the loop goes on."""
+    stop_loop(arena)
+    arena.definitions = CHANGED
+    arena.kill_command(REDECODE, arena.draw.choice(REDEFINITION_POINTS))
+    driver = arena.command(REDECODE)
+    code = _end_of(driver, arena)
+    assert code == 0, driver.said()
+    arena.start_loop()
+
+
 def drained(arena: Arena) -> None:
     """The loop ends; two runs follow, of which the second has nothing to do."""
     stop_loop(arena)
@@ -157,14 +185,14 @@ def drained(arena: Arena) -> None:
 
 
 def _end_of(driver: Driver, arena: Arena) -> int:
-    """The exit code of a driver that may take as long as it likes while bronze moves on: a busy machine has a long backlog."""
-    version = arena.bronze_version()
+    """The exit code of a driver that may take as long as it likes while tables move on: a busy machine has a long backlog."""
+    newest = arena.newest_commit()
     while True:
         try:
             return driver.process.wait(HANGS_S)
         except subprocess.TimeoutExpired:
-            before, version = version, arena.bronze_version()
-            if version == before:
+            before, newest = newest, arena.newest_commit()
+            if newest == before:
                 raise
 
 
@@ -186,7 +214,7 @@ def drained_by(make: Callable[..., Pipeline], refresh: Callable[[Pipeline], obje
 def _count(arena: Arena, watcher: Watcher) -> None:
     account, settings = arena.account, arena.settings()
     truth = read_truth(settings)
-    books = invariants.Books(settings, truth)
+    books = invariants.Books(settings, truth, arena.definitions)
     account.records, account.games = truth.num_rows, len(books.games)
     account.rows = {t: books.count(f"SELECT count(*) FROM {t}") for t in ("bronze", "quarantine", "silver", "gold")}
     account.schema_versions = books.count("SELECT count(DISTINCT _schema_id) FROM bronze")

@@ -1,28 +1,35 @@
-"""What the topic holds, read by librdkafka and Python's protobuf: the truth that the tables are compared with."""
+"""What the topics hold, read by librdkafka and Python's protobuf: the truth that the tables are compared with."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Decoded
 
 from game_events.config.settings import Settings
-from game_events.plugins.local.producer.messages import BUILT_IN, MAX_VERSION
+from game_events.plugins.local.producer.messages import MAX_VERSION
+from game_events_tests.scenarios.chaos.declared import MESSAGES, SOURCES, message
 
 SCHEMA = pa.schema(
     [
+        ("source", pa.string()),
+        ("topic", pa.string()),
         ("partition", pa.int64()),
         ("offset", pa.int64()),
         ("value", pa.binary()),
         ("decodable", pa.bool_()),
-        ("game", pa.string()),
+        ("type", pa.string()),
+        ("name", pa.string()),
         ("gamer", pa.string()),
         ("time_us", pa.int64()),
         ("device", pa.string()),
+        ("event_id", pa.string()),
     ]
 )
 HEADER = struct.Struct(">bI")
@@ -31,14 +38,16 @@ ROWS = 50_000
 
 
 def read_truth(settings: Settings) -> pa.Table:
-    """Every record of the topic, with what its value says if it can be decoded."""
-    ids = _known_ids(settings)
+    """Every record of both topics, with what its value says if it can be decoded."""
     batches, rows = [], []
-    for message in _records(settings):
-        rows.append((message.partition(), message.offset(), message.value(), *_decoded(message.value(), ids)))
-        if len(rows) == ROWS:
-            batches.append(_batch(rows))
-            rows = []
+    for source, topic in SOURCES.items():
+        classes = _classes(settings, topic)
+        for record in _records(settings, topic):
+            place = (source, topic, record.partition(), record.offset(), record.value())
+            rows.append((*place, *_decoded(record.value(), classes)))
+            if len(rows) == ROWS:
+                batches.append(_batch(rows))
+                rows = []
     return pa.Table.from_batches([*batches, _batch(rows)], schema=SCHEMA)
 
 
@@ -47,46 +56,52 @@ def _batch(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 
-def _known_ids(settings: Settings) -> set[int]:
-    subject = f"{settings.kafka_topic}-value"
+def _classes(settings: Settings, topic: str) -> Mapping[int, type[Decoded]]:
+    """Schema id -> class of its messages; each version has the fields of those before, so the newest one reads them all."""
+    subject = f"{topic}-value"
+    classes = {}
     with SchemaRegistryClient({"url": settings.schema_registry_url}) as registry:
-        return {registry.get_version(subject, v).schema_id for v in registry.get_versions(subject)}
+        for version in registry.get_versions(subject):
+            registered = registry.get_version(subject, version)
+            (name,) = (name for name in MESSAGES if f"message {name} " in str(registered.schema.schema_str))
+            classes[registered.schema_id] = message(name).message_class(MAX_VERSION)
+    return classes
 
 
-def _records(settings: Settings) -> Iterator[Message]:
+def _records(settings: Settings, topic: str) -> Iterator[Message]:
     """Each partition from its first offset to its end, as it is now."""
     consumer = Consumer(
         {"bootstrap.servers": settings.kafka_bootstrap_servers, "group.id": "truth", "enable.auto.commit": False}
     )
     try:
-        partitions = consumer.list_topics(settings.kafka_topic, 30).topics[settings.kafka_topic].partitions
-        ends = {p: consumer.get_watermark_offsets(TopicPartition(settings.kafka_topic, p), 30)[1] for p in partitions}
+        partitions = consumer.list_topics(topic, 30).topics[topic].partitions
+        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), 30)[1] for p in partitions}
         left = {p: end for p, end in ends.items() if end}
-        consumer.assign([TopicPartition(settings.kafka_topic, p, 0) for p in left])
+        consumer.assign([TopicPartition(topic, p, 0) for p in left])
         while left:
             found = consumer.consume(10_000, 10)
             assert found, f"no record for 10 s, though some are missing: {left}"
-            for message in found:
-                assert message.error() is None, message.error()
-                yield message
-                if message.offset() + 1 >= left.get(message.partition(), 0):
-                    left.pop(message.partition(), None)
+            for record in found:
+                assert record.error() is None, record.error()
+                yield record
+                if record.offset() + 1 >= left.get(record.partition(), 0):
+                    left.pop(record.partition(), None)
     finally:
         consumer.close()
 
 
-def _decoded(value: bytes | None, ids: set[int]) -> tuple[object, ...]:
-    nothing = (False, None, None, None, None)
+def _decoded(value: bytes | None, classes: Mapping[int, type[Decoded]]) -> tuple[object, ...]:
+    nothing = (False, *[None] * 6)
     if value is None or len(value) <= HEADER.size:
         return nothing
     magic, schema_id = HEADER.unpack_from(value)
-    if magic != 0 or schema_id not in ids or value[HEADER.size] != 0:
+    if magic != 0 or schema_id not in classes or value[HEADER.size] != 0:
         return nothing
-    # Each version has the fields of those before: the newest reads them all.
-    message = BUILT_IN.message_class(MAX_VERSION)()
+    event: Any = classes[schema_id]()
     try:
-        message.ParseFromString(value[HEADER.size + 1 :])
+        event.ParseFromString(value[HEADER.size + 1 :])
     except DecodeError:
         return nothing
-    time = message.event_timestamp
-    return True, message.game_name, message.gamer_id, time.seconds * US_PER_S + time.nanos // NS_PER_US, message.device_id
+    time_us = event.event_timestamp.seconds * US_PER_S + event.event_timestamp.nanos // NS_PER_US
+    names = event.DESCRIPTOR.full_name, event.game_name, event.gamer_id
+    return True, *names, time_us, event.device_id, event.event_id

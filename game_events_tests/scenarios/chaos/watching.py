@@ -36,7 +36,7 @@ class Watcher(threading.Thread):
             while not self._ended.wait(PAUSE_S):
                 for name, asked in (
                     ("gold_unified_player_agg", "sum(session_count), count(*) - count(DISTINCT (game_name, gamer_id))"),
-                    ("bronze_events", "count(*), count(*) - count(DISTINCT (_kafka_partition, _kafka_offset))"),
+                    ("bronze_events", "count(*), count(*) - count(DISTINCT (_kafka_topic, _kafka_partition, _kafka_offset))"),
                 ):
                     self._look(connection, name, asked)
 

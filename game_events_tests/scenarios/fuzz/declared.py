@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -38,6 +38,7 @@ class Event:
         kind: how it is written: a format of files, or a message type.
         extra: values of columns that the schema got later.
         damaged: it does not decode.
+        times: how often it is written; more than once only where the settings leave out what is sent twice.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Event:
     at: datetime | None
     extra: Mapping[str, str] = field(default_factory=dict)
     damaged: bool = False
+    times: int = 1
 
     @property
     def rid(self) -> str:
@@ -76,6 +78,19 @@ def drawn(draw: Random, number: int, kind: str, games: tuple[str, ...], extra: I
         extra={name: draw.choice(("a", "b")) for name in extra},
         damaged=damaged,
     )
+
+
+# --- which rows are sent twice
+
+#: The game of which a module may make none or two of a row: then silver does not tell what came before.
+COPIED = "go"
+DEDUPLICATE: list[dict[str, Any]] = [{"key": ["rid"], "window_h": 1, "games": [game for game in GAMES if game != COPIED]}]
+
+
+def sent_again(draw: Random, event: Event) -> Event:
+    """The event, perhaps written twice. One without a time is never left out."""
+    is_compared = event.game in DEDUPLICATE[0]["games"] and event.at is not None and not event.damaged
+    return replace(event, times=2) if is_compared and draw.random() < 0.2 else event
 
 
 # --- rules of silver
@@ -195,8 +210,6 @@ TWICE = """
 def twice(rows):
     return rows.withColumn("twice", F.col("n") * 2)
 """
-#: Rows of one game become none or two.
-COPIED = "go"
 COPIES = f"""
 @silver_transformation(games=["{COPIED}"], rows="any")
 def copies(rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -50,12 +50,14 @@ class Feed(Protocol):
 
     Attributes:
         kinds: how an event can be written; the first of them may be damaged.
+        types: kind -> full name of its message type; None: it has none.
         grows: kinds whose schema gets the columns that come.
         tombstones: records without a value that were written besides.
         decoded_again: of these, those whose earlier records have a new column after a redecode.
     """
 
     kinds: tuple[str, ...]
+    types: Mapping[str, str | None]
     grows: tuple[str, ...]
     decoded_again: tuple[str, ...]
     tombstones: int
@@ -69,8 +71,13 @@ class Feed(Protocol):
         ...
 
     def write(self, events: Sequence[Event], draw: Random) -> None:
-        """Add events: all of them are of one kind."""
+        """Add events, each as often as it says: all of them are of one kind."""
         ...
+
+
+def sent(events: Iterable[Event]) -> Iterator[Event]:
+    """Each event as often as it is written."""
+    return (event for event in events for _ in range(event.times))
 
 
 def json_text(event: Event) -> str:
@@ -96,6 +103,7 @@ class Files:
     """A folder; its JSON Schema grows, the other formats have their own."""
 
     kinds: tuple[str, ...] = ("jsonl", "parquet", "avro")
+    types: Mapping[str, str | None] = {"jsonl": "shop.JsonEvent", "parquet": None, "avro": "shop.AvroEvent"}
     grows: tuple[str, ...] = ("jsonl",)
     decoded_again: tuple[str, ...] = ("jsonl",)
     tombstones = 0
@@ -121,6 +129,7 @@ class Files:
 
     def write(self, events: Sequence[Event], draw: Random) -> None:
         kind = events[0].kind
+        events = list(sent(events))
         self._files += 1
         made = self._landing / f".{self._files}"
         if kind == "jsonl":
@@ -160,6 +169,7 @@ class Topic:
     """A topic of two partitions with two protobuf types in one schema, and JSON under a schema of its own."""
 
     kinds: tuple[str, ...] = ("played", "paid", "json")
+    types: Mapping[str, str | None] = {"played": "shop.Played", "paid": "shop.Paid", "json": "shop.JsonEvent"}
     grows: tuple[str, ...] = ("played", "json")
     decoded_again: tuple[str, ...] = ()  # each record has the schema that it was written with
     tombstones = 0
@@ -185,7 +195,7 @@ class Topic:
         self._json_id = register(self._settings, json_schema(columns), "JSON", subject=f"{topic}-shop.JsonEvent")
 
     def write(self, events: Sequence[Event], draw: Random) -> None:
-        for event in events:
+        for event in sent(events):
             if draw.random() < TOMBSTONES:
                 self.tombstones += 1
                 self._producer.produce(self._settings.kafka_topic, None, b"key", partition=draw.randrange(PARTITIONS))

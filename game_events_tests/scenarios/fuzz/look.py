@@ -7,13 +7,15 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
 
 from game_events.pipeline.checks.audits import RECOMPUTED
 from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, CONTINUOUS, UNIQUE
-from game_events_tests.scenarios.fuzz.declared import COPIED, DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, Row, by_key, normal
+from game_events_tests.scenarios.fuzz.declared import COPIED, DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, KEPT, Row, by_key, normal
+from game_events_tests.scenarios.fuzz.feeds import sent
 from game_events_tests.scenarios.fuzz.truth import MAYBE, NO, YES, Fate, Outcome, rows_of
 from game_events_tests.scenarios.fuzz.world import World
 from game_events_tests.support.reconciliation import database
@@ -77,7 +79,9 @@ class Look:
 
     def _look_at_bronze(self) -> None:
         live = self._truth.live
-        self._differ("bronze", (r["rid"] for r in self._bronze), (rid for rid, fate in live.items() if not fate.event.damaged))
+        must = sent(fate.event for fate in live.values() if not fate.event.damaged)
+        types = self._world.feed.types
+        self._differ("bronze", ((r["rid"], r["_message_type"]) for r in self._bronze), ((e.rid, types[e.kind]) for e in must))
         found = self._damaged()
         sure = {rid for rid, fate in live.items() if fate.event.damaged and fate.gone == NO}
         maybe = {rid for rid, fate in live.items() if fate.event.damaged and fate.gone == MAYBE}
@@ -104,16 +108,17 @@ class Look:
     # --- a game
 
     def _look_at_game(self, game: str, held: Counter[str]) -> dict[str, set[Outcome]]:
-        silver = self._rows(f"silver_{game}_events")
+        silver = self._silver(game)
         found: dict[str, set[Outcome]] = {}
         rows = by_key(silver, "rid")
         mine = {rid: f for rid, f in self._truth.live.items() if f.event.game == game and not f.event.damaged}
         self._differ(f"{game}: names in silver", {rid for (rid,) in rows} - mine.keys(), ())
-        self._differ(f"{game}: rejected rows", (held - Counter(mine.keys())).elements(), ())
+        written = Counter({rid: fate.event.times for rid, fate in mine.items()})
+        self._differ(f"{game}: rejected rows", (held - written).elements(), ())
         astray = []
         for rid, fate in mine.items():
             here = rows.get((rid,), [])
-            found[rid] = {o for o in fate.outcomes if _fits(fate, o, here, is_held=rid in held)}
+            found[rid] = {o for o in fate.outcomes if self._fits(fate, o, here, held[rid])}
             if not found[rid]:
                 astray.append(
                     f"{fate.event} is in silver {len(here)} times, held {held[rid]} times; must be {sorted(fate.outcomes)}; "
@@ -121,18 +126,46 @@ class Look:
                 )
         if astray:
             self.problems.append("\n  ".join([f"{game}: {len(astray)} of {len(mine)} rows are astray", *astray[:SHOWN]]))
-        self._look_at_counters(game, list(found.values()))
+        self._look_at_counters(game, [(mine[rid].event.times, outcomes) for rid, outcomes in found.items()])
         self._look_at_gold(game, silver)
         return found
 
-    def _look_at_counters(self, game: str, found: list[set[Outcome]]) -> None:
-        table = _opened(f"{self._world.lakehouse.root}/silver_{game}_events")
-        for place, app in ((DROPPED, "rows_dropped"), (HELD, "rows_quarantined")):
-            surely = sum(all(where == place for where, _ in outcomes) for outcomes in found if outcomes)
-            perhaps = sum(any(where == place for where, _ in outcomes) for outcomes in found)
-            counted = (table.transaction_version(app) or 0) if table is not None else 0
-            if not surely <= counted <= perhaps:
-                self.problems.append(f"{game}: {surely} to {perhaps} rows are {place}, silver counts {counted}")
+    def _silver(self, game: str) -> list[Row]:
+        """Rows of its tables; each must be in that of its type."""
+        rows = []
+        for name in self._tables(game):
+            of_table = self._rows(name)
+            rows += of_table
+            is_own = name == f"silver_{game}_events"
+            astray = [row["rid"] for row in of_table if self._world.has_table(row["_message_type"]) == is_own]
+            self._differ(f"{name}: rows of other types", astray, ())
+            if not is_own:
+                self._differ(f"{name}: types", sorted({row["_message_type"] for row in of_table})[1:], ())
+        return rows
+
+    def _tables(self, game: str) -> list[str]:
+        """What its tables in silver are called: its own, and those of its message types."""
+        folders = Path(self._world.lakehouse.root).glob(f"silver_{game}__*_events")
+        return [f"silver_{game}_events", *sorted(folder.name for folder in folders)]
+
+    def _look_at_counters(self, game: str, found: list[tuple[int, set[Outcome]]]) -> None:
+        """`found`: of each event how often it was written, and where it may be."""
+        ways = {
+            "rows_dropped": lambda place, times: times if place == DROPPED else 0,
+            "rows_quarantined": lambda place, times: times if place == HELD else 0,
+            "rows_duplicate": lambda place, times: times - 1 if place == KEPT else 0,
+        }
+        tables = [table for name in self._tables(game) if (table := _opened(f"{self._world.lakehouse.root}/{name}"))]
+        low, high, counted = Counter[str](), Counter[str](), Counter[str]()
+        for app, rows in ways.items():
+            # Which of an erased person's rows were dropped, and which were duplicates, is not known any more.
+            name = "rows_dropped" if self._truth.erased and app == "rows_duplicate" else app
+            low[name] += sum(min(rows(place, times) for place, _ in outcomes) for times, outcomes in found if outcomes)
+            high[name] += sum(max(rows(place, times) for place, _ in outcomes) for times, outcomes in found if outcomes)
+            counted[name] += sum(table.transaction_version(app) or 0 for table in tables)
+        for name, rows_counted in counted.items():
+            if not low[name] <= rows_counted <= high[name]:
+                self.problems.append(f"{game}: {name} is {rows_counted}, must be {low[name]} to {high[name]}")
 
     def _look_at_gold(self, game: str, silver: list[Row]) -> None:
         of = GOLDS[self._world.gold][1]
@@ -143,6 +176,24 @@ class Look:
         self._differ(f"{game}: unified", unified, gold)
         for name, aggregate in EXTENSIONS[self._world.extension].aggregates.items():
             self._differ(f"{game}: {name}", self._rows(f"gold_{game}_{name}"), aggregate(silver))
+
+    def _fits(self, fate: Fate, outcome: Outcome, rows: list[Row], held: int) -> bool:
+        """Whether silver's rows of an event, and those of quarantine, so many, are what an outcome says."""
+        event = fate.event
+        must = rows_of(event, outcome)
+        if held != (event.times if outcome[0] == HELD else 0) or len(rows) != len(must):
+            return False
+        own = event.fields() | {"_message_type": self._world.feed.types[event.kind]}
+        names = ("gamer_id", "n", "dev", "x", "event_timestamp", "game_name", "_message_type")
+        for row, more in zip(sorted(rows, key=lambda r: r.get("part") or 0), must, strict=True):
+            if any(normal(row.get(name)) != normal(own.get(name)) for name in names):
+                return False
+            if any(row.get(name) != value for name, value in more.items()):
+                return False
+            for name, value in event.extra.items():
+                if row.get(name) != value and (name in fate.sure or row.get(name) is not None):
+                    return False
+        return True
 
     # --- persons, and the project's own checks
 
@@ -170,26 +221,6 @@ class Look:
                     self.problems.append(f"check {check.name} is wrong: {said.summary}")
                 elif self.problems and check.name == CONSERVED:
                     self.problems.append(f"check {check.name}: passed={said.passed}: {said.summary}")
-
-
-def _fits(fate: Fate, outcome: Outcome, rows: list[Row], *, is_held: bool) -> bool:
-    """Whether silver's rows of an event, and quarantine's, are what an outcome says."""
-    if is_held != (outcome[0] == HELD):
-        return False
-    must = rows_of(fate.event, outcome)
-    if len(rows) != len(must):
-        return False
-    own = fate.event.fields()
-    names = ("gamer_id", "n", "dev", "x", "event_timestamp", "game_name")
-    for row, more in zip(sorted(rows, key=lambda r: r.get("part") or 0), must, strict=True):
-        if any(normal(row.get(name)) != normal(own.get(name)) for name in names):
-            return False
-        if any(row.get(name) != value for name, value in more.items()):
-            return False
-        for name, value in fate.event.extra.items():
-            if row.get(name) != value and (name in fate.sure or row.get(name) is not None):
-                return False
-    return True
 
 
 def read(uri: str) -> list[Row]:

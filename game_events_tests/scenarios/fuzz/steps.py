@@ -27,7 +27,7 @@ from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
 from game_events.plugins.governance.run import erase as erase_people
-from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, GAMES, GOLDS, NO_GAMES, PLAYERS, RULES, drawn
+from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, GAMES, GOLDS, NO_GAMES, PLAYERS, RULES, drawn, sent_again
 from game_events_tests.scenarios.fuzz.look import Look
 from game_events_tests.scenarios.fuzz.world import Action, World
 
@@ -67,9 +67,9 @@ class Step:
 def sequence(seed: int, count: int) -> list[Step]:
     """A seed's steps, with a look after every few of them and at the end."""
     draw = Random(seed)  # noqa: S311 - a test
-    names = [name for name in STEPS if name != "look"]
+    names = [name for name in STEPS if name not in ("begin", "look")]
     weights = [STEPS[name][0] for name in names]
-    found = [Step("produce", draw.randrange(10**6))]
+    found = [Step("begin", draw.randrange(10**6)), Step("produce", draw.randrange(10**6))]
     until_look = draw.randint(2, 6)
     while len(found) < count - 1:
         until_look -= 1
@@ -82,6 +82,14 @@ def sequence(seed: int, count: int) -> list[Step]:
 # --- what comes
 
 
+def begin(world: World, draw: Random) -> None:
+    """Choose whether rows that are sent twice are left out, and which types have tables of their own."""
+    named = [name for name in world.feed.types.values() if name is not None]
+    deduplicates, types = draw.random() < 0.5, draw.choice((None, (), (draw.choice(named),)))
+    world.say(f"   events sent twice: {deduplicates}, tables of types: {types}")
+    world.begin(deduplicates=deduplicates, types=types)
+
+
 def produce(world: World, draw: Random) -> None:
     """Records of one kind; few or many, of one game or of all."""
     count, kind = draw.choice((1, 3, 10, 45, 90)), draw.choice(world.feed.kinds)
@@ -89,6 +97,8 @@ def produce(world: World, draw: Random) -> None:
     extra = world.columns if kind in world.feed.grows else []
     first, damageable = len(world.truth.fates), kind in (world.feed.kinds[0], "json")
     events = [drawn(draw, first + n, kind, games, extra, damaged=damageable and draw.random() < 0.05) for n in range(count)]
+    if world.deduplicates:
+        events = [sent_again(draw, event) for event in events]
     world.feed.write(events, draw)
     world.truth.sent(events, extra)
     world.say(f"   {count} {kind}")
@@ -241,7 +251,9 @@ def declare(world: World, draw: Random) -> None:
 
 def tidy(world: World, draw: Random) -> None:
     """Maintenance, perhaps with no retention, so that replaced files are deleted; perhaps killed."""
-    more = {"retention_h": 1e-4, "derived_retention_h": 1e-4} if draw.random() < 0.5 else {}
+    more = (
+        dict.fromkeys(("every_version_h", "replaced_files_h", "derived_replaced_files_h"), 1e-4) if draw.random() < 0.5 else {}
+    )
     world.attempt(maintain, _place(draw) if draw.random() < 0.3 else 0, pipeline=world.pipeline(**more))
 
 
@@ -406,6 +418,7 @@ def look(world: World, draw: Random) -> None:
 
 #: Name -> how often, and what.
 STEPS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
+    "begin": (0, begin),
     "produce": (24, produce),
     "run": (10, run),
     "outage": (1, outage),

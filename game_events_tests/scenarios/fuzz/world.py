@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import cycle
 from game_events.pipeline.silver import stage
-from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, FAILING, GOLDS, RULES
+from game_events_tests.scenarios.fuzz.declared import DEDUPLICATE, EXTENSIONS, FAILING, GOLDS, RULES
 from game_events_tests.scenarios.fuzz.feeds import Feed
 from game_events_tests.scenarios.fuzz.truth import Config, Truth
 from game_events_tests.support.servers.attached_driver import start_driver
@@ -81,6 +81,7 @@ class World:
         truth: what tables must hold.
         rules, gold, extension, games: what is declared now: numbers, and the allow list.
         columns: of the schema, besides those that it began with.
+        deduplicates: rows that are sent twice are left out; chosen once, as the tables of message types are (`begin`).
         loops: name -> a pipeline that lives on, with its handles, and its maintenance.
         log: what has happened.
         killed, met: failpoint -> how often a run was killed there, or met other work.
@@ -100,10 +101,25 @@ class World:
         for number, extension in enumerate(EXTENSIONS):
             (folder / f"own_{number}.py").write_text(extension.text)
         self._given = {**feed.settings(), "erasure_key": KEY, "orphan_retention_h": 1, "allow_bronze_full_refresh": True}
-        places = {"lakehouse": str(folder / "lakehouse"), "state_dir": folder / "state"}
-        self._settings = load_settings(**self._given, **places, spark_master="local[2]")
         self._driver_log = folder / "driver.log"
+        self.deduplicates = False
+        self.begin()
+
+    def begin(self, *, deduplicates: bool = False, types: Sequence[str] | None = None) -> None:
+        """Choose what stays as it is from the first run on; `types`: those with tables of their own, empty: all, None: none."""
+        self.deduplicates = deduplicates
+        if deduplicates:
+            self._given["deduplicate"] = DEDUPLICATE
+        if types is not None:
+            self._given |= {"silver_per": "entity_and_type", "silver_types": tuple(types)}
+        places = {"lakehouse": str(self.folder / "lakehouse"), "state_dir": self.folder / "state"}
+        self._settings = load_settings(**self._given, **places, spark_master="local[2]")
         self.lakehouse = Lakehouse.of(self._settings)
+
+    def has_table(self, message_type: str | None) -> bool:
+        """Whether rows of a type are in tables of their own."""
+        tables = self._settings.type_tables
+        return tables is not None and tables.name(message_type) is not None
 
     def say(self, line: str) -> None:
         """Note what happens."""

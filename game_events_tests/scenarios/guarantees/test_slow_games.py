@@ -28,7 +28,7 @@ def log_versions(settings: Settings, table: str) -> list[int]:
 def test_files_vacuumed_and_logs_cleaned_behind_a_slow_game_cost_it_no_row(
     make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:
-    settings = make_settings(retention_h=AT_ONCE, derived_retention_h=AT_ONCE)
+    settings = make_settings(every_version_h=AT_ONCE, replaced_files_h=AT_ONCE, derived_replaced_files_h=AT_ONCE)
     blocked = [Path(settings.lakehouse, name(game)) for name, game in ((silver_name, "uno"), (gold_name, "spades"))]
     sent = send(settings)
     refresh(make_pipeline(settings))

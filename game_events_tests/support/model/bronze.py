@@ -15,6 +15,7 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ColumnMap
+from game_events.errors import TransientError
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, staged
@@ -29,6 +30,8 @@ from game_events_tests.support.pipelines import reading, stage_by_hand
 from game_events_tests.support.sources import ScriptedSource
 
 LANE = Partition("t", "A" * 21 + "A", 0)
+#: Of another source, whose topic sorts after the first one's.
+OTHER_LANE = Partition("o", "A" * 21 + "Q", 0)
 #: Of a record without decoded columns.
 UNKNOWN = "UNKNOWN_SCHEMA"
 
@@ -69,6 +72,7 @@ class Reader(ScriptedSource):
         most: records of a slice.
         until: it sees the topic up to this offset only; None: up to its end.
         epochs: split -> epoch of its leader, if that is known.
+        silent: splits of a source that does not answer.
     """
 
     topic: Topic
@@ -76,10 +80,13 @@ class Reader(ScriptedSource):
     most: int = 1_000
     until: int | None = None
     epochs: Offsets = field(default_factory=dict)
+    silent: Collection[Partition] = ()
 
     def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:  # noqa: ARG002
-        """As it is seen by this run."""
-        now = self.topic.snapshot()
+        """As it is seen by this run; TransientError: a full refresh needs every source."""
+        if full_refresh and self.silent:
+            raise TransientError("a source does not answer")
+        now = self.topic.snapshot().of(lambda split: split not in self.silent)
         return SourceSnapshot(
             now.earliest,
             {p: end if self.until is None else min(end, self.until) for p, end in now.latest.items()},

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,19 +21,35 @@ from game_events.pipeline.fanout import spread, write_game_files
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality import Decisions, Rewritten
+from game_events.pipeline.silver.duplicates import NewKeys, find
 from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, _outcome
 from game_events.rules import Rule
+from game_events.workers.duplicates import KEY, KeyReader
 from game_events.workers.fanout import INVALID, OVER_LIMIT, FanOut
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import OldRows
-from game_events.workers.rules import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
+from game_events.workers.rules import (
+    DISPOSITION,
+    DROP,
+    DUPLICATE,
+    DUPLICATE_READMITTED,
+    HELD_BACK,
+    KEEP,
+    READMIT,
+    REJECT,
+    ROW,
+    RuleColumns,
+)
 from game_events_tests.support.model.bronze import write
+from game_events_tests.support.model.rewrites import place
 from game_events_tests.support.worker_jobs import Rows
 
 TIME = pa.timestamp("us", tz="UTC")
 AGGREGATE = pa.schema(
     [("gamer_id", pa.string()), ("session_count", pa.int64()), ("min_timestamp", TIME), ("max_timestamp", TIME)]
 )
+#: Where a record is, and of which game.
+Held = tuple[tuple[Any, ...], str]
 #: Rows with this number are dropped.
 UNLUCKY = 13
 DROPS = Rule(name="not_unlucky", sql=f"n <> {UNLUCKY}", action="drop")
@@ -65,12 +82,32 @@ def stage_games(work: Staging) -> FanOutResult:
             judged.append(row | _judged(source.rules.rules, row, start, held or set()))
     if not judged:
         return FanOutResult()
+    if source.keys.entries:
+        _leave_out_duplicates(work, judged)
     mask = [pa.field(name, pa.int64()) for name in source.rules.names]
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(DISPOSITION, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, outcome=split)
     found: Any = Rows(table.to_batches(max_chunksize=5))
     return write_game_files(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
+
+
+def _leave_out_duplicates(work: Staging, judged: list[dict[str, Any]]) -> None:
+    """Of rows that rules let in, those that were sent twice are found by the driver's and the workers' own code."""
+    source, keys = work.source, work.source.keys
+    part = [row for row in judged if row[DISPOSITION] in (KEEP, READMIT)]
+    table = pa.Table.from_pylist(part, schema=pa.schema(source.handle.schema()))
+    games = table.column(keys.entity).combine_chunks().dictionary_encode()
+    with KeyReader(keys) as reader:
+        keyed = reader.of(table, games)
+    assert (keyed.entries >= 0).all()
+    new = [NewKeys("", np.arange(len(part)), keyed, table.append_column(KEY, games))]
+    spark = source.pipeline.get_spark
+    twice = find(spark, source.pipeline.lakehouse, keys, source.base, new, None, work.history)
+    assert twice is not None
+    for number in twice.column(ROW).to_pylist():
+        before = part[number][DISPOSITION]
+        part[number][DISPOSITION] = DUPLICATE if before == KEEP else DUPLICATE_READMITTED
 
 
 def new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
@@ -82,11 +119,11 @@ def new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[s
     return valid, Counter({INVALID: sum(new.values()) - sum(valid.values()), OVER_LIMIT: sum(valid.values())})
 
 
-def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:
+def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[Held]:
     if decisions.handle is not None and decisions.rejected_rows.keys() & set(games):
         for row in read_arrow(decisions.table, decisions.handle).to_pylist():
             if is_kept_out(row, games):
-                yield row["_kafka_partition"], row["_kafka_offset"], row["game"]
+                yield place(row), row["game"]
 
 
 def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
@@ -101,10 +138,9 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSta
     fates = {}
     for row in read_arrow(source.pipeline.bronze, source.handle).to_pylist():
         if row["game_name"] in starts:
-            place = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"])
-            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], rejections_decided_to=0), held)[
-                DISPOSITION
-            ]
+            game = row["game_name"]
+            judged = _judged(source.rules.rules, row, replace(starts[game], rejections_decided_to=0), held)
+            fates[place(row), game] = judged[DISPOSITION]
     rows, rewritten = [], set()
     for path in paths(decisions.handle):
         of_file = pq.read_table(f"{decisions.table.uri}/{path}").to_pylist()
@@ -112,17 +148,17 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSta
             rewritten.add(path)
             rows += of_file
     for row in rows:
-        fate = fates.get((row["_kafka_partition"], row["_kafka_offset"], row["game"]))
+        fate = fates.get((place(row), row["game"]))
         if is_kept_out(row, starts) and fate != HELD_BACK:
             row |= {"replayed_batch": source.batch, "replayed_table": row["game"] if fate == READMIT else None}
     return Rewritten(write(decisions.table, QUARANTINE_COLUMNS, rows), frozenset(rewritten))
 
 
-def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: GameStart, held: set[tuple[int, int, str]]) -> dict[str, Any]:
+def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: GameStart, held: set[Held]) -> dict[str, Any]:
     broken = [bit for bit, rule in enumerate(rules) if violates(rule, row["n"])]
     rejected, dropped = (any(rules[bit].action == action for bit in broken) for action in ("quarantine", "drop"))
     decided = row["_batch"] <= start.rejections_decided_to
-    is_held = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"]) in held
+    is_held = (place(row), row["game_name"]) in held
     if is_held and (decided or rejected or dropped):
         fate = HELD_BACK
     elif rejected and not decided:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -38,7 +38,10 @@ from game_events.pipeline.silver import admission
 from game_events.pipeline.silver import commit as silver_commit
 from game_events.pipeline.silver import refresh as silver
 from game_events.pipeline.silver import stage as silver_source
+from game_events.pipeline.silver.duplicates import ORDER
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.rules import Deduplicate
+from game_events.sources.source import Partition
 from game_events_tests.support.faults import Open, at_opening, handle_failpoints, wrap_writes
 from game_events_tests.support.model import plans as arrow_plans
 from game_events_tests.support.model.bronze import LANE, Reader, Topic, pipeline_of, without_services
@@ -58,6 +61,10 @@ Action = Callable[[], None]
 #: What a run replaces, before it goes on as usual.
 BRONZE, SILVER = "bronze", "silver"
 Event = tuple[str, str, int, int]
+#: A record's topic, partition and offset: silver has no topic's id.
+Place = tuple[Any, ...]
+#: Rows of a game with one number are one event; their times are equal.
+TWICE = Deduplicate(key=("n",), window_h=1)
 
 
 def numbers(start: int, end: int, step: int, parts: int) -> Any:
@@ -66,21 +73,34 @@ def numbers(start: int, end: int, step: int, parts: int) -> Any:
     return Rows([pa.record_batch({"id": range(start, end, step)})])
 
 
+def place(row: dict[str, Any]) -> Place:
+    """Where a row's record is."""
+    return row["_kafka_topic"], row["_kafka_partition"], row["_kafka_offset"]
+
+
+def place_in(lane: Partition, offset: int) -> Place:
+    """Where a record of a lane is."""
+    return lane.topic, lane.number, offset
+
+
 class World:
     """A topic, its tables, and the rules that are in force.
 
     `plain`: there are none, and no row is unlucky: bronze's workers write silver's files, too, and files are by day. `taken`,
-    `merged`: of silver's and gold's tables, how often these were used.
+    `merged`: of silver's and gold's tables, how often these were used. `lanes`: of each source one. `deduplicates`: rows may be
+    sent twice.
     """
 
-    def __init__(self, layout: str = TABLES, *, plain: bool = False) -> None:
-        self.plain = plain
+    def __init__(
+        self, layout: str = TABLES, *, plain: bool = False, lanes: Sequence[Partition] = (LANE,), deduplicates: bool = False
+    ) -> None:
+        self.plain, self.lanes, self.deduplicates = plain, lanes, deduplicates
         self.file_layout = {"silver": "day", "bronze": "day"} if plain else {}
         self.taken = self.merged = 0
         self.folder, self.layout = tempfile.mkdtemp(), layout
         self.strictness = 0
         own = {"game_name": pa.string(), "gamer_id": pa.string(), "n": pa.int64(), "event_timestamp": arrow_plans.TIME}
-        self.topic = Topic(columns=own)
+        self.topic = Topic(columns=own, records={lane: [] for lane in lanes})
         self.seen: dict[tuple[str, str | None, int], list[dict[str, Any]]] = {}
         #: What happens at each step of a run, and at the last moment before each of its commits; None: nothing.
         self.step: Callable[[str], None] | None = None
@@ -126,8 +146,10 @@ class World:
         more = {"lakehouse": self.folder, "silver_layout": self.layout, "layout": self.file_layout}
         return Lakehouse.of(DEFAULTS().model_copy(update=more))
 
-    def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int) -> Pipeline:
-        """As a new process has it, with the rules that are in force now; `limits`: settings."""
+    def pipeline(
+        self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), silent: int | None = None, **limits: int
+    ) -> Pipeline:
+        """As a new process has it, with the rules in force; `silent`: of several lanes the one that does not answer."""
         rules = () if self.plain else (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
         more = {
             "lakehouse": self.folder,
@@ -136,18 +158,19 @@ class World:
             "rules": rules,
             "games": games,
             "allow_bronze_full_refresh": True,
+            "deduplicate": (TWICE,) if self.deduplicates else (),
             **limits,
         }
-        made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows))
+        away = self.lanes[silent : silent + 1] if silent is not None and len(self.lanes) > 1 else ()
+        made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows, silent=away))
         # Asked for by the rules' check, which is replaced above, and for the numbers of tasks.
         object.__setattr__(made, "get_spark", lambda: SimpleNamespace(range=numbers))
         return made
 
-    def work(
-        self, *, full: str = "", knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int
-    ) -> RunReport:
-        """A run over all layers; what it cannot do is the next one's."""
-        pipeline, report, held = self.pipeline(knows, games, **limits), RunReport(), OnePass()
+    def work(self, *, full: str = "", **how: Any) -> RunReport:
+        """A run over all layers (`how`: as `pipeline`); what it cannot do is the next one's."""
+        how |= {"silent": None} if full == BRONZE else {}  # it needs every source
+        pipeline, report, held = self.pipeline(**how), RunReport(), OnePass()
         if full == BRONZE:
             replace_bronze(pipeline, report)
         load_bronze(pipeline, report, one_pass=held)
@@ -174,7 +197,8 @@ class World:
         for game, gamer, n, schema in events:
             lucky = n + 1 if self.plain and n == UNLUCKY else n
             row = {"game_name": game, "gamer_id": gamer, "n": lucky, "schema": schema}
-            self.topic.records[LANE].append(row | {"event_timestamp": EPOCH + timedelta(hours=5 * n)})
+            lane = self.lanes[sum(gamer.encode()) % len(self.lanes)]
+            self.topic.records[lane].append(row | {"event_timestamp": EPOCH + timedelta(hours=5 * n)})
 
     def files_are_joined(self, uri: str) -> None:
         """Of that table, if it is one that maintenance joins; a rival may have been first."""
@@ -273,27 +297,30 @@ class World:
             self.seen[version] = read_arrow(table, handle).to_pylist()
         return self.seen[version]
 
-    def rejected(self) -> dict[int, str]:
-        """Offset -> game of what quarantine keeps out of silver."""
-        return {r["_kafka_offset"]: r["game"] for r in self.rows(self.pipeline().quarantine) if is_kept_out(r, GAMES)}
+    def rejected(self) -> dict[Place, str]:
+        """Place -> game of what quarantine keeps out of silver."""
+        return {place(r): r["game"] for r in self.rows(self.pipeline().quarantine) if is_kept_out(r, GAMES)}
 
     def assert_nothing_is_doubled(self) -> None:
         """At any time, whatever is unfinished."""
         pipeline = self.pipeline()
         rows, held = self.rows(pipeline.bronze), self.rows(pipeline.quarantine)
-        bronze = {r["_kafka_offset"]: r for r in rows}
+        bronze = {place(r): r for r in rows}
         assert len(bronze) == len(rows), "bronze holds a record twice"
         undecodable = [r for r in held if r["layer"] == "bronze"]
-        offsets = [r["_kafka_offset"] for r in undecodable]
-        assert len(offsets) == len(set(offsets)), "quarantine holds an undecodable record twice"
+        places = [place(r) for r in undecodable]
+        assert len(places) == len(set(places)), "quarantine holds an undecodable record twice"
         self.assert_no_record_is_in_both(pipeline, bronze.keys(), undecodable)
         for game in GAMES:
-            mine = [r["_kafka_offset"] for r in self.rows(self.table(game))]
+            silver = self.rows(self.table(game))
+            mine = [place(r) for r in silver]
             assert len(mine) == len(set(mine)), f"{game}: silver holds a row twice"
-            assert all(bronze[o]["game_name"] == game for o in mine if o in bronze), f"{game}: silver holds another game's row"
+            assert all(bronze[p]["game_name"] == game for p in mine if p in bronze), f"{game}: silver holds another game's row"
+            events = {r["n"] for r in silver}
+            assert not self.deduplicates or len(events) == len(silver), f"{game}: silver holds an event twice"
             players = [r["gamer_id"] for r in self.rows(self.table(game, of_gold=True))]
             assert len(players) == len(set(players)), f"{game}: gold holds a player twice"
-        rejected = [r["_kafka_offset"] for r in held if is_kept_out(r, GAMES)]
+        rejected = [place(r) for r in held if is_kept_out(r, GAMES)]
         assert len(rejected) == len(set(rejected)), "quarantine holds a rejected row twice"
         players = [(r["game_name"], r["gamer_id"]) for r in self.rows(self.lakehouse.table(UNIFIED))]
         assert len(players) == len(set(players)), "the unified table holds a player twice"
@@ -304,10 +331,10 @@ class World:
         if bronze is None or quarantine is None or not is_noted(bronze, quarantine) or not is_finished(bronze, quarantine):
             return
         here = str(bronze.metadata().id)
-        both = {r["_kafka_offset"] for r in undecodable if r["replayed_table"] != here} & set(there)
+        both = {place(r) for r in undecodable if r["replayed_table"] != here} & set(there)
         assert not both, f"records {sorted(both)} are in bronze and in quarantine"
-        passed = bronze.transaction_version(LANE.app) or 0
-        nowhere = set(range(passed)) - set(there) - {r["_kafka_offset"] for r in undecodable}
+        passed = {place_in(lane, n) for lane in self.lanes for n in range(bronze.transaction_version(lane.app) or 0)}
+        nowhere = passed - set(there) - {place(r) for r in undecodable}
         assert not nowhere, f"records {sorted(nowhere)} are nowhere"
 
     def assert_settled(self) -> None:
@@ -315,27 +342,31 @@ class World:
         self.seen.clear()
         self.assert_nothing_is_doubled()
         bronze = self.rows(self.pipeline().bronze)
-        assert {r["_kafka_offset"] for r in bronze} == set(range(len(self.topic.records[LANE])))
+        sent = {place_in(lane, n) for lane, records in self.topic.records.items() for n in range(len(records))}
+        assert {place(r) for r in bronze} == sent
         rejected = self.rejected()
-        assert not {r["_kafka_offset"] for r in bronze if r["game_name"] == NOBODY} & set(rejected)
+        assert not {place(r) for r in bronze if r["game_name"] == NOBODY} & set(rejected)
         self.assert_unified_shows_gold()
         for game in GAMES:
-            mine = {r["_kafka_offset"]: r for r in bronze if r["game_name"] == game}
-            self.assert_game_settled(game, mine, {o for o, name in rejected.items() if name == game})
+            mine = {place(r): r for r in bronze if r["game_name"] == game}
+            self.assert_game_settled(game, mine, {p for p, name in rejected.items() if name == game})
 
-    def assert_game_settled(self, game: str, mine: dict[int, dict[str, Any]], kept_out: set[int]) -> None:
+    def assert_game_settled(self, game: str, mine: dict[Place, dict[str, Any]], kept_out: set[Place]) -> None:
         """Its rows, and what gold says of them."""
         held = self.rows(self.table(game))
-        kept = {r["_kafka_offset"] for r in held}
-        dropped = set(mine) - kept - kept_out
+        kept = {place(r) for r in held}
+        twice = self.sent_twice([r for p, r in mine.items() if p not in kept_out and r["n"] != UNLUCKY])
+        dropped = set(mine) - kept - kept_out - twice
         assert not kept & kept_out, f"{game}: rows are in silver and in quarantine"
-        assert all(mine[o]["n"] == UNLUCKY for o in dropped), f"{game}: rows are nowhere"
+        assert not kept & twice, f"{game}: of an event silver has another row than the first"
+        assert all(mine[p]["n"] == UNLUCKY for p in dropped), f"{game}: rows are nowhere"
         assert not any(r["n"] == UNLUCKY for r in held), f"{game}: a row was not dropped"
-        assert all(mine[o]["n"] % 2 == 0 for o in kept_out), f"{game}: rows were rejected for nothing"
-        assert all(r["_batch"] == mine[r["_kafka_offset"]]["_batch"] for r in held)
+        assert all(mine[p]["n"] % 2 == 0 for p in kept_out), f"{game}: rows were rejected for nothing"
+        assert all(r["_batch"] == mine[place(r)]["_batch"] for r in held)
         handle = self.table(game).open()
         assert handle is not None
-        assert (handle.transaction_version(Txn.ROWS_DROPPED) or 0) == len(dropped), f"{game}: dropped rows are miscounted"
+        for counter, rows in ((Txn.ROWS_DROPPED, dropped), (Txn.ROWS_DUPLICATE, twice)):
+            assert (handle.transaction_version(counter) or 0) == len(rows), f"{game}: {counter} is not {len(rows)}"
         truth: dict[str, tuple[int, Any, Any]] = {}
         for row in held:
             count, low, high = truth.get(row["gamer_id"], (0, row["event_timestamp"], row["event_timestamp"]))
@@ -346,3 +377,10 @@ class World:
             for r in self.rows(self.table(game, of_gold=True))
         }
         assert said == truth, f"{game}: gold is not what its silver says"
+
+    def sent_twice(self, rows: list[dict[str, Any]]) -> set[Place]:
+        """Of a game's rows that rules let in: those of an event of which an earlier one is there, in bronze's order."""
+        first: dict[int, Place] = {}
+        for row in sorted(rows, key=lambda r: [r[name] for name in ORDER]):
+            first.setdefault(row["n"], place(row))
+        return {place(row) for row in rows} - set(first.values()) if self.deduplicates else set()

@@ -14,12 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.maintenance import ReplacedFiles, join_files
+from game_events.lakehouse.maintenance import join_files
 from game_events.lakehouse.tables import paths, table_id
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.iceberg import caught_up, iceberg_table, rows_in_delta, rows_in_iceberg
 from game_events_tests.support.pipelines import without_spark
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import put, thin_out, without_retention
 
 NESTED = pa.struct([("a", pa.int64()), ("l", pa.list_(pa.string()))])
 MORE_NESTED = pa.struct([*NESTED, ("late", pa.int32())])
@@ -189,9 +189,7 @@ class History:
         for table in (self.silver, self.gold):
             handle = table.open()
             if handle is not None:
-                known = ReplacedFiles(table)
-                known.read_log(handle)
-                known.delete(0.0)
+                thin_out(without_retention(table))
 
     def may_be_killed(self):
         self.may_append()

@@ -131,6 +131,23 @@ def test_a_misspelt_variable_is_warned_about_once_with_the_nearest_name(source, 
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("source", ["environment", ".env", "yaml", "argument"])
+def test_a_name_of_an_earlier_release_is_refused_with_the_one_of_now(source, folder, monkeypatch):
+    """It means something else now: a warning would go unnoticed."""
+    given = {}
+    match source:
+        case "environment":
+            monkeypatch.setenv("GAME_EVENTS_RETENTION_H", "48")
+        case ".env":
+            (folder / ".env").write_text("GAME_EVENTS_DERIVED_RETENTION_H=48\n")
+        case "yaml":
+            (folder / "game_events.yaml").write_text("tables:\n  retention_h: 48\n")
+        case "argument":
+            given = {"retention_h": 48}
+    with pytest.raises(ConfigurationError, match=r"(?i)replaced_files_h"):
+        load_settings(**given)
+
+
 def test_variables_that_are_read_are_not_warned_about(folder, monkeypatch, caplog):
     (folder / "mine.yaml").write_text("kafka_topic: mine\n")
     variables = {"CONFIG": "mine.yaml", "SECRETS_DIR": str(folder), "CACHE": "x", "GAMES": "uno", "TEST_CODE": "1"}

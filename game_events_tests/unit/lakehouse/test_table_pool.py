@@ -15,14 +15,14 @@ from deltalake.transaction import CommitProperties, Transaction
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import table_pool
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO
-from game_events.lakehouse.open_table import LONGEST_S, MOST_FILES, MOST_VERSIONS, path_of
+from game_events.lakehouse.entries import path_of
+from game_events.lakehouse.open_table import LONGEST_S, MOST_FILES, MOST_VERSIONS
 from game_events.lakehouse.table_pool import NAME, TablePool
 from game_events.lakehouse.table_properties import KEPT_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.tables import BRONZE, Lakehouse, files_of
-from game_events_tests.support.tables import numbers, plan, staged_numbers
+from game_events_tests.support.tables import forget_older, numbers, plan, staged_numbers
 
 
 def next_commit(table, kept, n, opens):
@@ -138,11 +138,11 @@ def test_a_handle_that_has_followed_many_commits_is_replaced_as_it_only_grows(ta
 def test_a_handle_is_replaced_before_the_log_loses_what_it_was_opened_with(table, monkeypatch):
     """delta-rs reads the checkpoint that a handle was opened with when it is asked for a transaction id."""
     commit(plan(table, [1], 1, 2))
-    Retention(kept_h=2 / 3600).apply("t", table.open())
+    Retention(every_h=2 / 3600).apply("t", table.open())
     kept = TablePool()
     old = kept.open(table)
     table.open().create_checkpoint()  # as another writer does
-    assert TableLog(table).delete_expired(-1.0) > 0
+    assert forget_older(table) > 0
     assert old.is_newest()
     with pytest.raises(DeltaError):
         old.transaction_version("never read before")

@@ -137,7 +137,7 @@ def test_an_erased_person_is_neither_sent_nor_kept_among_planned_or_failed_calls
     with receiving(tmp_path / "away", authorization=("A", "b")) as receiver, pytest.raises(ConfigurationError):
         world.export(receiver)
     assert {"export_calls", "export_failed_calls"} <= tables_of(world.settings(), "gamer-3")
-    pipeline = world.pipeline(erasure_key="a key of a test's own", retention_h=1e-6)
+    pipeline = world.pipeline(erasure_key="a key of a test's own", every_version_h=1e-6, replaced_files_h=1e-6)
     report = RunReport()
     wanted = erase(pipeline, report, frozenset({"gamer-3"}))
     remove_old_files(pipeline, report.parts["erasure"], wanted)

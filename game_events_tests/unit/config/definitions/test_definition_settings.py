@@ -108,7 +108,7 @@ def test_each_change_of_a_definition_has_another_number_and_no_other_setting_has
     base = {"entity": "a", "key": "b", "time": "c"}
     marks = marks_of(load_settings(**base))
     assert all(0 < mark < 2**63 for mark in marks.values())
-    assert marks_of(load_settings(**base, retention_h=5)) == marks
+    assert marks_of(load_settings(**base, replaced_files_h=5)) == marks
     for change, affected in [
         ({"entity": "a2"}, {"entity"}),
         ({"entity": {"x": "a"}}, {"entity"}),

@@ -17,7 +17,7 @@ def table(tmp_path):
 
 
 def newest(table):
-    return next(versions(table, table.open().version(), 1))
+    return next(versions(table, [table.open().version()]))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_versions_come_newest_first_and_a_restore_is_one_of_them(table):
     put(table, {"n": [1]}, info={"batch": "1"})
     put(table, {"n": [2]}, info={"batch": "2"})
     table.open().restore(1)
-    found = list(versions(table, 3, 4))
+    found = list(versions(table, (3, 2, 1, 0)))
     assert [(v.version, v.kind) for v in found] == [(3, "restore"), (2, "rows"), (1, "rows"), (0, "created")]
     assert (found[0].files_added, found[0].files_removed) == (0, 1)
-    assert [v.version for v in versions(table, 3, 2)] == [3, 2]
+    assert [v.version for v in versions(table, (3, 2))] == [3, 2]

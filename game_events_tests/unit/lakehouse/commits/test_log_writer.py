@@ -14,12 +14,13 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError
 
 from game_events.errors import ConflictError, GameEventsError
+from game_events.lakehouse import entries
 from game_events.lakehouse.commits import log
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.log import TableLog, write_version
+from game_events.lakehouse.commits.log import write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
+from game_events.lakehouse.entries import UNFINISHED
 from game_events.lakehouse.maintenance import join_files
-from game_events.lakehouse.open_table import UNFINISHED
 from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_commit, at_creation
@@ -31,6 +32,7 @@ from game_events_tests.support.tables import (
     numbers,
     plan,
     staged_numbers,
+    thin_out,
     txn,
 )
 
@@ -223,7 +225,7 @@ def test_a_table_that_is_made_again_while_an_entry_is_written_gets_no_gap(table,
         commit(plan(table, [n], n, n + 1))
     link, handle = os.link, table.open()
     with monkeypatch.context() as patch:
-        patch.setattr(log.os, "link", lambda *names: (patch.undo(), made_again(), link(*names)))
+        patch.setattr(entries.os, "link", lambda *names: (patch.undo(), made_again(), link(*names)))
         with pytest.raises(FileNotFoundError):
             write_version(table, handle, log.Changes(set_transactions={"txn": 9}))
     assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
@@ -237,7 +239,7 @@ def test_a_disk_that_fails_leaves_neither_an_entry_nor_a_file(table, monkeypatch
     before = in_log(table)
     late = plan(table, [1], 1, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(log.os, call, fails)
+        patch.setattr(entries.os, call, fails)
         with pytest.raises(GameEventsError, match=r"no space is left.*nothing else is visible"):
             commit(late)
     assert in_log(table) == before
@@ -249,10 +251,10 @@ def test_an_entry_that_a_crash_left_unfinished_is_invisible_and_goes_with_expire
     left.write_text('{"commitInfo":', "utf-8")
     commit(plan(table, [1], 1, 2, from_table=table.open()))
     assert (numbers(table), table.open().version()) == ([0, 1], 1)
-    TableLog(table).delete_expired(60)
+    thin_out(table)
     assert left.exists(), "another process may be writing it"
     os.utime(left, (0, 0))
-    TableLog(table).delete_expired(60)
+    thin_out(table)
     assert not left.exists()
     assert numbers(table) == [0, 1]
 

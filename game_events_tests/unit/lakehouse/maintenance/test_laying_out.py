@@ -21,13 +21,15 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints, laying_out
 from game_events.lakehouse import maintenance as maintenance_module
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.layout import NO_DAY, days_of_files, writer_of
 from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
+from game_events.lakehouse.data.row_ids import row_ids
 from game_events.lakehouse.data.staging import has_mark
 from game_events.lakehouse.laying_out import count, lay_out, not_laid_out, without_statistics
 from game_events.lakehouse.maintenance import FULL_GOAL, LOOP_GOAL, join_files, small_files
-from game_events.lakehouse.tables import add_actions, table_id
+from game_events.lakehouse.tables import add_actions, paths, table_id
 from game_events.pipeline.maintenance import IncrementalMaintenance, maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.faults import at_commit
@@ -75,7 +77,9 @@ def events(first, times, batch=1):
 
 def laid_out(root, layout=None, **sizes):
     """A pipeline whose silver is laid out, with its table of a game."""
-    pipeline = without_spark(root, layout=layout or {"silver": "day"}, time_column="at", retention_h=1e-6)
+    pipeline = without_spark(
+        root, layout=layout or {"silver": "day"}, time_column="at", every_version_h=1e-6, replaced_files_h=1e-6
+    )
     lakehouse = pipeline.lakehouse
     lakehouse.sizes = dataclasses.replace(lakehouse.sizes, **sizes)
     return pipeline, lakehouse.silver("uno")
@@ -411,3 +415,26 @@ def test_without_a_layout_files_are_merged_across_days_and_no_property_is_set(tm
     done = done_by(pipeline, layout=True)
     assert (done.files, done.laid_out, done.renewed) == (1, 0, 0)
     assert table.open().metadata().configuration["delta.dataSkippingNumIndexedCols"] == "32"
+
+
+@pytest.mark.parametrize("layout", [{"silver": "day"}, {"silver": "cluster(level)"}], ids=["day", "cluster"])
+def test_rows_keep_the_numbers_of_row_tracking(tmp_path, layout):
+    pipeline, table = laid_out(tmp_path, layout, day_rows=10)
+    append(table, events(0, [NOON + n % 5 * DAY for n in range(40)]))
+    enable(dataclasses.replace(table, features=("rowTracking",)), table.open())
+    append(table, events(40, [NOON + n % 5 * DAY for n in range(40)]))
+    before = numbers_of(table)
+    done_by(pipeline)
+    assert numbers_of(table) == before
+    assert len(set(before.values())) == 80
+
+
+def numbers_of(table):
+    """Row -> the number that row tracking gives it."""
+    handle = table.open()
+    ids = row_ids(table, handle)
+    numbers = {}
+    for path in paths(handle):
+        rows = ids.kept(path, 0, pq.read_table(f"{table.uri}/{path}", partitioning=None))
+        numbers.update(zip(rows.column("n").to_pylist(), rows.column(ids.columns[0]).to_pylist(), strict=True))
+    return numbers

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.table_properties import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events_tests.support.tables import grow_old, numbers, plan
+from game_events_tests.support.tables import grow_old, numbers, plan, thin_out
 
 
 @pytest.fixture
@@ -21,57 +21,47 @@ def lakehouse(tmp_path):
 
 
 def test_derived_tables_are_kept_for_a_shorter_time_than_others():
-    retention = Retention(kept_h=2, derived_h=0.5)
-    assert retention.seconds("silver_uno_events") == retention.seconds("bronze_events") == 7200
-    assert retention.seconds("gold_uno_player_agg") == retention.seconds("progress") == 1800
+    retention = Retention()
+    assert retention.seconds("silver_uno_events") == retention.seconds("bronze_events") == 7 * 86_400
+    assert retention.seconds("gold_uno_player_agg") == retention.seconds("progress") == 86_400
+    assert retention.every_s == 7200
 
 
 def test_a_new_table_says_how_long_its_old_files_stay_and_a_change_of_the_setting_reaches_it(lakehouse):
     gold = lakehouse.table("gold_uno_player_agg")
     commit(plan(gold, [1], None, 1))
-    assert gold.open().metadata().configuration["delta.logRetentionDuration"] == "interval 1800 seconds"
+    assert gold.open().metadata().configuration["delta.logRetentionDuration"] == "interval 7200 seconds"
     assert not Retention().apply(gold.name, gold.open())
-    assert Retention(derived_h=1).apply(gold.name, gold.open())
-    assert gold.open().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 10800 seconds"
+    assert Retention(derived_h=24 * 20).apply(gold.name, gold.open())
+    assert gold.open().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 3456000 seconds"
     assert numbers(gold) == [1]
 
 
 def test_a_new_table_has_the_retention_of_the_settings_before_any_maintenance(tmp_path):
     settings = Settings(_env_file=None, lakehouse=str(tmp_path))
     assert Lakehouse.of(settings).retention == Retention()
-    longer = Lakehouse.of(settings.model_copy(update={"derived_retention_h": 48.0, "retention_h": 72.0}))
-    for name, hours in (("gold_uno_player_agg", 48), ("silver_uno_events", 72)):
+    longer = Lakehouse.of(settings.model_copy(update={"every_version_h": 48.0, "derived_replaced_files_h": 480.0}))
+    for name, days in (("gold_uno_player_agg", 40), ("silver_uno_events", 30)):
         table = longer.table(name)
         commit(plan(table, [1], None, 1))
-        assert table.open().metadata().configuration["delta.logRetentionDuration"] == f"interval {hours * 3600} seconds"
+        held = table.open().metadata().configuration
+        assert held["delta.logRetentionDuration"] == f"interval {48 * 3600} seconds"
+        assert held["delta.deletedFileRetentionDuration"] == f"interval {days * 86_400} seconds"
         assert not table.retention.apply(table.key, table.open())
-
-
-def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse):
-    gold = lakehouse.table("gold_uno_player_agg")
-    commit(plan(gold, [0], None, 1))
-    Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
-    for n in range(1, 24):
-        commit(plan(gold, [n], n, n + 1, replace=True))
-        if n == 11:
-            grow_old(gold)
-    entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
-    assert len(entries) < 18, "nothing of 25 entries was removed"
 
 
 def test_a_version_opened_before_a_checkpoint_stays_readable_although_the_checkpoint_before_is_older_than_the_retention(
     lakehouse,
 ):
-    gold = lakehouse.table("gold_uno_player_agg")
-    commit(plan(gold, [0], None, 1))
-    Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
-    for n in range(1, 18):
-        commit(plan(gold, [n], n, n + 1, replace=True))
+    gold = replace(lakehouse.table("gold_uno_player_agg"), retention=Retention(1 / 3600, 1 / 3600, 1 / 3600))
+    for n in range(18):
+        commit(plan(gold, [n], n or None, n + 1, replace=n > 0))
     grow_old(gold)
     opened = gold.open()
-    assert opened.version() == 18
+    assert opened.version() == 17
     for n in range(18, 28):
         commit(plan(gold, [n], n, n + 1, replace=True))
+    thin_out(gold)
     assert Path(gold.uri, "_delta_log", f"{19:020}.checkpoint.parquet").exists()
     assert (opened.transaction_version("txn"), opened.to_pyarrow_table().column("n").to_pylist()) == (18, [17])
     # What no such version needs is gone.
@@ -89,15 +79,3 @@ def test_a_restore_by_delta_rs_leaves_the_log_that_its_undo_needs(lakehouse):
     DeltaTable(silver.uri).restore(5)
     assert Path(silver.uri, "_delta_log", f"{19:020}.checkpoint.parquet").exists()
     assert DeltaTable(silver.uri, version=18).to_pyarrow_table().num_rows == 19
-
-
-def test_entries_are_deleted_from_the_oldest_on_so_that_a_kill_leaves_no_gap(lakehouse):
-    silver = lakehouse.silver("uno")
-    for n in range(15):
-        commit(plan(silver, [n], n or None, n + 1))
-    cannot_be_deleted = Path(silver.uri, "_delta_log", f"{4:020}.json")
-    cannot_be_deleted.unlink()
-    cannot_be_deleted.mkdir()
-    with pytest.raises(OSError, match=cannot_be_deleted.name):
-        TableLog(silver).delete_expired(kept_s=-1)
-    assert TableLog(silver).versions() == list(range(4, 15))

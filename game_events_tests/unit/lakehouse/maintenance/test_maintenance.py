@@ -14,14 +14,12 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse import maintenance
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import restored
+from game_events.lakehouse.commits.versions import OldVersions, delete_files
 from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow, selection
 from game_events.lakehouse.maintenance import (
     FULL_GOAL,
     LOOP_GOAL,
-    ReplacedFiles,
-    delete_files,
     join_files,
     orphans,
     small_files,
@@ -192,81 +190,6 @@ def test_a_restore_is_found_behind_many_compactions(table):
         assert restored(table.open()), n
 
 
-def test_replaced_files_go_when_the_time_is_over_and_not_before(table):
-    replaced(table, 4)
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    assert known.delete(older_than_s=60) == 0
-    assert len(data_files(table)) == 4
-    time.sleep(0.01)
-    assert known.delete(older_than_s=0) == 3
-    assert data_files(table) == committed_files(table)
-    assert numbers(table) == [3]
-
-
-def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
-    replaced(table, 3)
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    known.read_log(table.open())
-    assert len(known.waiting) == 2
-    commit(plan(table, [9], 3, 4, replace=True))
-    known.read_log(table.open())
-    assert len(known.waiting) == 3
-
-
-def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
-    replaced(table, 4)
-    table.open().create_checkpoint()
-    TableLog(table).delete_expired(kept_s=-1)
-    assert TableLog(table).versions() == [3]
-    # As after a kill between a checkpoint and its name in this file.
-    Path(table.uri, "_delta_log", "_last_checkpoint").write_text('{"version": 2, "size": 3}')
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    assert known.delete(older_than_s=0) == 3
-    assert data_files(table) == committed_files(table)
-
-
-def test_a_file_that_a_restore_has_brought_back_stays(table):
-    replaced(table, 3)
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    DeltaTable(table.uri).restore(1)
-    assert known.delete(older_than_s=-1) == 1
-    assert numbers(table) == [1]
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["maintenance of a loop", "of its own"])
-def test_a_file_that_a_restore_has_brought_back_stays_as_long_as_others_when_it_is_replaced_again(begun, table):
-    """A reader may have opened the version between."""
-    replaced(table, 2)
-    known = ReplacedFiles(table)
-    if begun:
-        known.read_log(table.open())
-    time.sleep(0.2)
-    between = time.time()
-    time.sleep(0.2)
-    DeltaTable(table.uri).restore(0)
-    reader = DeltaTable(table.uri)
-    commit(plan(table, [7], 2, 3, replace=True))
-    known.read_log(table.open())
-    assert known.delete(older_than_s=time.time() - between) == 0
-    assert reader.to_pyarrow_table()["n"].to_pylist() == [0]
-    assert known.delete(older_than_s=-1) == 2
-    assert data_files(table) == committed_files(table)
-
-
-def test_staged_files_are_never_taken_for_replaced_ones(table):
-    replaced(table, 2)
-    waiting = staged_numbers(table, [7])
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    known.delete(older_than_s=-1)
-    commit(plan(table, [], 2, 3, files=waiting))
-    assert numbers(table) == [1, 7]
-
-
 def test_files_that_no_commit_names_go_when_they_are_old(table):
     append(table, 2)
     old, young, listed = (staged_numbers(table, [n])[0].path for n in (50, 51, 52))
@@ -275,7 +198,7 @@ def test_files_that_no_commit_names_go_when_they_are_old(table):
         os.utime(Path(table.uri, name), (past, past))
     for name in committed_files(table):
         os.utime(Path(table.uri, name), (past, past))
-    found = orphans(table, 3600, ReplacedFiles(table), keep={listed})
+    found = orphans(table, 3600, OldVersions(table), keep={listed})
     assert list(found) == [old]
     assert found[old] > 0
     assert delete_files(table, sorted(found), 0) == 1
@@ -288,25 +211,10 @@ def test_files_that_a_rival_has_just_replaced_are_no_orphans_however_old_they_ar
     past = time.time() - 7200
     for name in committed_files(table):
         os.utime(Path(table.uri, name), (past, past))
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
+    known = OldVersions(table)
+    known.named(table.open())
     join_all(table)
     assert orphans(table, 3600, known) == {}
-
-
-def test_what_could_not_be_deleted_is_tried_again(table):
-    replaced(table, 3)
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    file = Path(table.uri, min(data_files(table) - committed_files(table)))
-    content = file.read_bytes()
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(OSError, match=file.name):
-        known.delete(older_than_s=-1)
-    file.rmdir()
-    file.write_bytes(content)
-    assert known.delete(older_than_s=-1) == 2
 
 
 def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(table):
@@ -346,7 +254,9 @@ def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, capl
 class TestMaintenanceOfALoop:
     @pytest.fixture
     def maintenance(self, lakehouse):
-        return IncrementalMaintenance(Lakehouse(lakehouse.root, retention=Retention(kept_h=1e-6, derived_h=1e-6)), **NO_LIMIT)
+        return IncrementalMaintenance(
+            Lakehouse(lakehouse.root, retention=Retention(every_h=1e-6, kept_h=1e-6, derived_h=1e-6)), **NO_LIMIT
+        )
 
     def test_a_table_is_looked_after_when_it_has_enough_commits(self, table, maintenance):
         append(table, LOOP_GOAL.files)
@@ -380,7 +290,7 @@ class TestMaintenanceOfALoop:
         append(table, LOOP_GOAL.files)
         good = lakehouse.silver("chess")
         append(good, LOOP_GOAL.files)
-        Path(table.uri, "_delta_log", "00000000000000000002.json").write_text("not json")
+        Path(table.uri, "_delta_log", "00000000000000000002.json").write_text('{"add": not json')
         maintenance.note([table.name, good.name] * LOOP_GOAL.files)
         done = {entry.table: entry for entry in maintenance.work()}
         assert done[table.name].error
@@ -398,7 +308,7 @@ def test_a_query_for_one_message_type_reads_a_share_of_the_row_groups_of_compact
         put(table, {**own, "n": range(count), "_batch": [batch] * count}, {"batch": batch}, OURS | {"bronze_batch": str(batch)})
     before = sorted(read_arrow(table, table.open()).to_pylist(), key=str)
     (group,) = small_files(table, table.open(), FULL_GOAL)
-    _tidy(ReplacedFiles(table), table.open(), FULL_GOAL, TableMaintenance(table.name), lakehouse)
+    _tidy(table, table.open(), FULL_GOAL, TableMaintenance(table.name), lakehouse)
     assert sorted(read_arrow(table, table.open()).to_pylist(), key=str) == before
     (name,) = committed_files(table)
     file = pq.ParquetFile(Path(table.uri) / name)

@@ -1,6 +1,7 @@
 """A power cut, by what it leaves: empty files. What is deleted was replaced by something that is on the disk."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.log import TableLog
-from game_events.lakehouse.maintenance import ReplacedFiles, delete_files
+from game_events.lakehouse.commits.versions import OldVersions, delete_files
 from game_events.lakehouse.storage import WRITTEN_OUT_S
+from game_events.lakehouse.table_properties import Retention
 from game_events.lakehouse.tables import BRONZE, ERASED_PEOPLE, QUARANTINE, UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.model.world import GAMES, World
@@ -63,24 +64,16 @@ def test_files_that_were_replaced_long_ago_are_deleted_at_once_and_so_is_nothing
     assert events == ["deleted", "deleted"]
 
 
-def test_maintenance_with_hardly_any_retention_writes_out_first(lakehouse, events):
-    table = lakehouse.silver("uno")
-    replaced(table)
-    known = ReplacedFiles(table)
-    known.read_log(table.open())
-    assert known.delete(0) == 2
-    assert events == ["written out", "deleted", "deleted"]
-
-
-@pytest.mark.parametrize(("kept_s", "expected"), [(1, ["written out"]), (WRITTEN_OUT_S, [])])
-def test_entries_of_the_log_are_deleted_after_their_checkpoint_is_on_the_disk(lakehouse, events, kept_s, expected):
-    table = lakehouse.silver("uno")
+@pytest.mark.parametrize(("kept_s", "before"), [(1, ["written out"]), (WRITTEN_OUT_S, [])])
+def test_files_and_entries_of_the_log_are_deleted_after_what_is_newer_is_on_the_disk(lakehouse, events, kept_s, before):
+    hours = kept_s / 3600
+    table = replace(lakehouse.silver("uno"), retention=Retention(hours, hours, hours))
     replaced(table)
     table.open().create_checkpoint()
     for entry in Path(table.uri, "_delta_log").glob("0*"):
         os.utime(entry, (entry.stat().st_mtime - 2 * WRITTEN_OUT_S,) * 2)
-    assert TableLog(table).delete_expired(kept_s) == 2
-    assert events == expected
+    assert OldVersions(table).thin_out(table.open()) == 2
+    assert events == [*before, "deleted", "deleted", *before]
 
 
 @pytest.mark.parametrize(

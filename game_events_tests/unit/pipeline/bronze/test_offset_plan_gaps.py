@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
@@ -74,6 +75,21 @@ def test_expired_offsets_stop_or_become_a_gap_that_the_commits_tell_of(table, tm
     add(table, 3, {0: (16, 18)})
     continuous, _ = checks(tmp_path)
     assert "offsets 15 to 16 were left out before batch 3" in continuous.summary
+
+
+def test_an_older_version_that_stays_behind_a_gap_of_the_log_is_no_batch_with_the_next_one_missing(table, tmp_path):
+    kept = table.open().version()
+    for batch in range(2, 7):
+        add(table, batch, {0: (3 * batch + 3, 3 * batch + 6)})
+    newest = table.open().version()
+    for version in (kept, newest - 1):
+        DeltaTable(table.uri, version).create_checkpoint()
+    for entry in (table.local_path / "_delta_log").glob("0*.json"):
+        if int(entry.stem) not in (kept, newest - 1, newest):
+            entry.unlink()
+    for found in checks(tmp_path):
+        assert found.passed, found.summary
+        assert found.counts["commits"] == 2
 
 
 @pytest.mark.parametrize("records", [0, 5], ids=["empty", "with records"])

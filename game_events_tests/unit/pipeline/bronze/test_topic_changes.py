@@ -24,7 +24,7 @@ from game_events.plugins.files.delta_table import TABLE
 from game_events.sources.factory import make_source
 from game_events.sources.source import Gap, MicroBatch, Partition, SourceSnapshot
 from game_events_tests.support.offsets import next_micro_batch
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import put, thin_out, without_retention
 
 ONE, TWO = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 A, B, C = Partition("t.a", ONE, 0), Partition("t.b", TWO, 0), Partition("t.c", ONE, 0)
@@ -77,11 +77,11 @@ def test_a_topic_that_is_gone_is_told_though_the_log_was_shortened_while_no_reco
     for _ in range(3):
         put(table, OWN_COLUMNS.empty_table(), info={MAINTENANCE_INFO: "compaction"})
         table.open().create_checkpoint()
-        TableLog(table).delete_expired(-60)
+        thin_out(without_retention(table))
     assert plan(table, {A: 0}, {A: 9}).gaps == (Gap("t.b", TWO, 0, 4, None),)
     add(table, 2, {A: (9, 10), B: (4, 4)})
     table.open().create_checkpoint()
-    TableLog(table).delete_expired(-60)
+    thin_out(without_retention(table))
     assert min(TableLog(table).versions()) == 4, "older entries are not needed any more"
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.group import commit_games
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import Txn, restored, silver_app
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import staged
@@ -18,7 +17,7 @@ from game_events.lakehouse.tables import Layer
 from game_events.pipeline.gold.plan import COUNT, commit_of, plan_games
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
-from game_events_tests.support.tables import committed_files, data_files, put, rows
+from game_events_tests.support.tables import committed_files, data_files, forget_older, put, rows
 from game_events_tests.support.worlds.gold import TIME
 
 
@@ -72,7 +71,7 @@ def test_a_plan_is_committed_although_the_log_has_lost_meanwhile_what_it_was_mad
     gold_world.silver("uno", 2)
     planned, _ = gold_world.plans("uno")
     gold.open().create_checkpoint()
-    assert TableLog(gold).delete_expired(-1.0) > 0
+    assert forget_older(gold) > 0
     assert planned["uno"].gold.is_newest()
     outcome = committed(gold_world, planned)
     assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})

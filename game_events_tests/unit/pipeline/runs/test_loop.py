@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,8 @@ from pyspark.errors import PySparkException
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.runs.loop import JOB_ATTEMPTS, TAG, Loop
+from game_events.pipeline.reporting.result import BronzeResult, LayerResult, TableReport
+from game_events.pipeline.runs.loop import JOB_ATTEMPTS, MIB, TAG, Loop
 from game_events.spark.failures import WorkerCrashError
 from game_events_tests.support.pipelines import reading
 
@@ -66,6 +67,34 @@ class RemoteSession(QuietSession):
 
     def stop(self):
         self.is_stopped = True
+
+
+def of_gold(table, layer="gold", rows=10, table_rows=10, mib=1):
+    return TableReport(layer, table, table, "uno", rows=rows, table_rows=table_rows, table_bytes=mib * MIB)
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected_s"),
+    [
+        ([of_gold("gold_uno_player_agg", mib=1)], None),
+        ([of_gold("gold_uno_player_agg", mib=10)], 7200 * 10 / 1024),
+        ([of_gold("gold_uno_player_agg", mib=100)], 7200 * 100 / 5000),
+        ([of_gold("gold_uno_player_agg", mib=10), of_gold("u", "unified", 10, 100, 100)], 7200 * 20 / 5500),
+        ([replace(of_gold("gold_uno_player_agg", mib=100), error="no")], None),
+    ],
+    ids=["small", "more than a GiB", "more than fifty times", "unified copies one game of ten", "failed"],
+)
+def test_gold_is_refreshed_less_often_if_its_replaced_files_would_take_too_much_room(make_loop, tables, expected_s):
+    """Each version stays for two hours."""
+
+    def cycle(_pipeline, report, **_options):
+        report.add(LayerResult(tables=tables))
+
+    loop = make_loop(None, 0, gold_interval_s=10, cycle=cycle)
+    loop.run()
+    assert loop.report.gold_interval_s == (None if expected_s is None else pytest.approx(expected_s))
+    assert ("gold is refreshed each" in loop.report.summary()) == (expected_s is not None)
+    assert ("gold_interval_s" in loop.report.loop_dict()) == (expected_s is not None)
 
 
 def test_an_interval_of_gold_as_long_as_that_of_polls_means_gold_in_each_cycle(make_loop):

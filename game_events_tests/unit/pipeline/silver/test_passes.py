@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.data.reading import BATCH_INFO
@@ -17,7 +16,7 @@ from game_events.pipeline.silver.refresh import SilverRun, is_at_watermark, star
 from game_events.pipeline.silver.stage import GameStart, SilverInput
 from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import forget_older, put
 
 NO_DECISIONS = Decisions(None, None, "b")
 
@@ -88,7 +87,7 @@ def test_a_games_commit_lands_although_the_log_has_lost_meanwhile_what_it_was_pl
     run = SilverRun(pipeline, source, pipeline.progress.read(source.bronze.key), report, None, full=False)
     starts = starts_of(run, decisions, ["uno"], redecide=False)
     silver.open().create_checkpoint()
-    assert TableLog(silver).delete_expired(-1.0) > 0
+    assert forget_older(silver) > 0
     assert starts["uno"].handle.is_newest()
     outcome = settle(source, decisions, starts, FanOutResult(), report)
     assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})

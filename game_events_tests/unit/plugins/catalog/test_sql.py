@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import duckdb
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from game_events.decoding.columns import ColumnMap, Field
 from game_events.errors import ConfigurationError
@@ -202,7 +203,9 @@ def test_time_travel_gives_the_table_as_it_was_or_says_why_not(cli, lakehouse):
     versions = cli("history", "silver_a_events", "--json").result["versions"]
     first = versions[-1]["time"].replace(" ", "T")
     asked = "SELECT count(*) FROM silver_a_events"
-    assert cli("sql", asked, "--as-of", first, "--json").result["rows"] == [[2]]
+    as_of = cli("sql", asked, "--as-of", first, "--json")
+    assert (as_of.result["rows"], as_of.result["versions"]) == ([[2]], {"silver_a_events": versions[-1]["version"]})
+    assert f"silver_a_events: version {versions[-1]['version']} of 20" in as_of.err
     assert cli("sql", asked, "--json").result["rows"] == [[3]]
     before = cli("sql", asked, "--as-of", "2020-01-01").err
     assert "there is no table 'silver_a_events' as of 2020-01-01T00:00:00+00:00: it was made later" in before
@@ -214,7 +217,35 @@ def test_time_travel_gives_the_table_as_it_was_or_says_why_not(cli, lakehouse):
         path.unlink()
     said = cli("sql", asked, "--as-of", first)
     assert said.code == 1
-    assert "are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours" in said.err
+    assert "are gone: maintenance deletes replaced ones after GAME_EVENTS_REPLACED_FILES_H hours" in said.err
+
+
+def test_a_time_between_versions_that_are_left_takes_the_one_before_and_one_too_far_back_names_the_oldest(cli, lakehouse):
+    events = lakehouse.table("silver_a_events")
+    for n in range(3, 9):
+        add(events, SECOND, [NEWER], n)
+        time.sleep(0.01)
+    versions = {
+        v["version"]: v["time"] for v in cli("history", "silver_a_events", "--limit", "50", "--json").result["versions"]
+    }
+    last = max(versions)
+    # As maintenance leaves it: two versions with checkpoints, and the newest ones.
+    for version in (last - 4, last - 1):
+        DeltaTable(events.uri, version).create_checkpoint()
+    for entry in (events.local_path / "_delta_log").glob("0*.json"):
+        if int(entry.stem) not in (last - 4, last - 1, last):
+            entry.unlink()
+    shown = cli("history", "silver_a_events", "--json")
+    assert [v["version"] for v in shown.result["versions"]] == [last, last - 1, last - 4]
+    assert f"{last + 1 - 3} older versions cannot be read any more" in shown.err
+    between = versions[last - 2].replace(" ", "T")
+    asked = "SELECT count(*) FROM silver_a_events"
+    found = cli("sql", asked, "--as-of", between, "--json").result
+    assert found["versions"] == {"silver_a_events": last - 4}
+    assert found["rows"] == [[DeltaTable(events.uri, last - 4).to_pyarrow_table().num_rows]]
+    said = cli("sql", asked, "--as-of", versions[last - 5].replace(" ", "T"))
+    assert said.code == 1
+    assert f"any more: its oldest version that can be read is {last - 4}, of 20" in said.err
 
 
 def test_a_file_that_the_newest_version_lists_and_that_is_gone_is_called_lost(cli, lakehouse):
@@ -250,7 +281,7 @@ def test_history_says_what_each_version_was(cli, lakehouse):
     assert made[-1][0] == "restore"
     assert json.loads(json.dumps([v["version"] for v in found])) == list(range(len(found) - 1, -1, -1))
     shown = cli("history", "silver_a_events", "--limit", "2")
-    assert "only 2 versions are shown" in shown.out
+    assert f"only 2 of {len(found)} versions that can be read are shown" in shown.out
     assert "restore" in shown.out
 
 

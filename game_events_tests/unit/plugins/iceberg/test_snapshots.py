@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyiceberg.exceptions import ServerError
 from pyiceberg.manifest import ManifestFile
 
 from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.maintenance import join_files
 from game_events.lakehouse.tables import paths
 from game_events.plugins.iceberg import snapshots
@@ -292,4 +294,13 @@ def test_a_table_of_another_lakehouse_in_the_namespace_is_refused_and_stays(pipe
     result = caught_up(other)
     assert "ICEBERG_NAMESPACE" in result.failed[silver.name]
     assert ConfigurationError.__name__ in result.failed[silver.name]
+    assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
+
+
+def test_files_of_which_rows_keep_their_numbers_are_read(pipeline, silver):
+    put(silver, some(1))
+    put(silver, some(2))
+    assert enable(replace(silver, features=("rowTracking",)), silver.open())
+    join_files(silver, silver.open(), paths(silver.open()))
+    caught_up(pipeline)
     assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
