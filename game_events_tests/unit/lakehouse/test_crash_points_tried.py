@@ -13,7 +13,7 @@ from game_events_tests.unit.pipeline.retention.test_crashes import POINTS as RET
 from game_events_tests.unit.pipeline.test_crashes import POINTS as MAINTENANCE_POINTS
 
 #: Points of other work than a plain run's: test_crashes_of_other_work.py, test_archive.py, test_replay.py, test_redecode.py,
-#: test_rejections.py, test_full_refresh.py, test_type_tables.py and test_unity.py crash at them.
+#: test_rejections.py, test_full_refresh.py, test_type_tables.py, test_unity.py and Iceberg's tests crash at them.
 OTHER_POINTS = (
     "replay_staged",
     "replay_committed",
@@ -29,6 +29,8 @@ OTHER_POINTS = (
     "files_taken_in",
     "archive_staged",
     "table_registered",
+    "iceberg_staged",
+    "iceberg_committed",
 )
 ROOT = Path(__file__).parents[3]
 #: As the code names them.
