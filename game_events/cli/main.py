@@ -42,7 +42,7 @@ CORE_COMMANDS = {
     ),
     "history": Command(
         "game_events.cli.inspection:history",
-        "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
+        "A table's versions that can be read, newest first: when, what kind, rows, batch, offsets, run; maintenance too.",
     ),
     "log": Command(
         "game_events.cli.inspection:log",

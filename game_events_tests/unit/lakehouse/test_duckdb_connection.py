@@ -19,7 +19,7 @@ def test_no_connection_writes_a_progress_bar_to_stdout():
 def test_every_connection_is_made_in_one_place_but_that_of_expressions_which_reaches_nothing():
     folder = Path(game_events.__file__).parent
     makers = [str(f.relative_to(folder)) for f in folder.rglob("*.py") if re.search(r"duckdb\.connect\(", f.read_text("utf-8"))]
-    assert sorted(makers) == ["config/expressions.py", "lakehouse/duckdb_connection.py"]
+    assert sorted(makers) == ["config/definitions/expressions.py", "lakehouse/duckdb_connection.py"]
 
 
 def test_names_in_a_query_are_its_tables_and_no_variables():

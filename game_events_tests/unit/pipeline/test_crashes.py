@@ -40,7 +40,7 @@ POINTS = (
     "laid_out_committed:silver_chess_events",
 )
 #: Long enough for nobody: what is replaced may go at once.
-TIMES = dict.fromkeys(("every_version_h", "replaced_files_h", "derived_replaced_files_h"), 1e-6)
+TIMES = dict.fromkeys(("every_version_h", "replaced_files_h", "derived_replaced_files_h"), 1e-9)
 
 
 @pytest.fixture

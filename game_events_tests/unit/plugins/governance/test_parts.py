@@ -339,7 +339,8 @@ def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline):
     deleted = []
     with at_failpoints(lambda point, table: deleted.append((point, table))):
         remove_old_files(pipeline, Erasure(), PeopleToErase("gamer_id", "game_name", frozenset({WHOM})))
-    assert deleted == [("file_deleted", "silver_chess_events"), ("file_deleted", "bronze_events")]
+    of_files = [table for point, table in deleted if point == "file_deleted"]
+    assert of_files == ["silver_chess_events", "bronze_events"]
 
 
 def test_only_rows_that_a_commit_took_out_are_gone_and_not_those_that_a_killed_run_left_behind(pipeline):
