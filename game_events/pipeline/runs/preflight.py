@@ -357,7 +357,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     checks = {"schemas": schemas} if _may_have_subjects(pipeline.settings) else {}
     checks |= {"last run": last_run, "waiting": waiting, "quarantine": quarantine}
     checks |= {"columns": columns, "names": names, "statistics": statistics}
-    checks |= {"layout": layout} if pipeline.lakehouse.file_layouts else {}
+    checks |= {"layout": layout} if pipeline.settings.layout or pipeline.settings.statistics_columns else {}
     checks |= {"rows by age": rows_by_age} if pipeline.settings.row_retention is not None else {}
     return {name: partial(check, pipeline) for name, check in checks.items()}
 

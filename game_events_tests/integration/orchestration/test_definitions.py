@@ -128,6 +128,7 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
         "fresh": (BRONZE_KEY, False),
         "schema_drift": (BRONZE_KEY, False),
         "tables_registered": (BRONZE_KEY, False),
+        "iceberg_is_current": (BRONZE_KEY, False),
         "grants_hold": (BRONZE_KEY, False),
         "rows_conserved": (SILVER_KEY, True),
         "volume": (SILVER_KEY, False),

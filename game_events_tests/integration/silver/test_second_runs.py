@@ -9,4 +9,4 @@ def test_a_key_may_name_the_game_which_is_compared_anyway(make_settings, make_pi
     for _ in range(2):
         sent.send(pipeline, 40)
         refresh(pipeline)
-        assert assert_kept(pipeline, sent, [EVENT_ID])
+        assert assert_kept(pipeline, sent.events, [EVENT_ID])

@@ -55,7 +55,7 @@ def test_runs_and_maintenance_leave_iceberg_as_delta(cli, iceberg, monkeypatch):
     assert cli("run", "--json").code == 0
     assert max(assert_same(iceberg).values()) == 2
 
-    for name in ("RETENTION_H", "DERIVED_RETENTION_H"):
+    for name in ("EVERY_VERSION_H", "REPLACED_FILES_H", "DERIVED_REPLACED_FILES_H"):
         monkeypatch.setenv(f"GAME_EVENTS_{name}", "0.000001")
     assert cli("maintain", "--json").code == 0
     assert set(assert_same(iceberg).values()) <= {1, 2}
