@@ -188,7 +188,7 @@ def forget_summary(table: Table, version: int) -> None:
 def _identity_of_summary(uri: str) -> tuple[int, int, int] | None:
     try:
         return identity_of(_path(uri).stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # something else has the table's place
         return None
 
 

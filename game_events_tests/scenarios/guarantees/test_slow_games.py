@@ -39,7 +39,7 @@ def test_files_vacuumed_and_logs_cleaned_behind_a_slow_game_cost_it_no_row(
     for version in (2, 3):
         sent = sent.merge(send(settings, version=version))
         report = refresh(make_pipeline(settings))
-        assert {t.table for t in report.errors} == {path.name for path in blocked}
+        assert {t.table for t in report.errors} == {path.name for path in blocked}, report.errors
         for name in make_pipeline(settings).lakehouse.names():
             table = make_pipeline(settings).lakehouse.table(name)
             table.open().create_checkpoint()  # as a longer log has it

@@ -36,7 +36,7 @@ class Event(NamedTuple):
 def encoded(event: Event) -> bytes:
     """Its payload."""
     head = b"".join(bytes([tag << 3 | 2, len(text)]) + text.encode() for tag, text in ((1, event.game), (2, event.gamer)))
-    seconds = b"" if event.day is None else b"\x08" + varint(event.day * 86_400 + 7)
+    seconds = b"" if event.day is None else b"\x08" + varint((event.day * 86_400 + 7) % 2**64)
     body = head if event.day is None else head + bytes([0x1A, len(seconds)]) + seconds
     if event.amount is not None:
         body += b"\x20" + varint(event.amount % 2**64)
