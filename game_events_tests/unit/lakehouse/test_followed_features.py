@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import commit
@@ -246,7 +248,13 @@ def test_null_in_a_column_that_is_not_null_is_refused_by_name_and_place(table: T
     ],
     ids=["constraint", "invariant"],
 )
-def test_a_condition_that_cannot_be_evaluated_lets_no_row_in(table: Table, how: dict[str, Any]) -> None:
+def test_a_condition_that_cannot_be_evaluated_lets_no_row_in(
+    table: Table, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_started() -> NoReturn:
+        raise PySparkRuntimeError("no session")  # another test of this process may have started one
+
+    monkeypatch.setattr(SparkSession, "active", not_started)
     altered(table, **how)
     with pytest.raises(DataError, match="Spark evaluates, and this process has not started it"):
         commit(plan(table, [1], 1, 2))
