@@ -78,12 +78,6 @@ _CLASSIC = {
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
 }
 
-#: Whether Spark 4.1 and later reach their Python workers by a Unix socket in Java's temporary folder.
-WORKER_SOCKET_KEY = "spark.python.unix.domain.socket.enabled"
-
-#: Length of the system's temporary folder up to which such a socket's path is not too long for the system (108 bytes).
-_SOCKET_FOLDER = 36
-
 #: Program that forks Python workers.
 DAEMON_KEY, DAEMON = "spark.python.daemon.module", "game_events.workers.daemon"
 
@@ -191,9 +185,6 @@ def jvm_config(settings: Settings) -> dict[str, str]:
     conf |= _driver_address(settings)
     if has_this_project(settings):
         conf[DAEMON_KEY] = DAEMON
-    if local and len(tempfile.gettempdir()) <= _SOCKET_FOLDER:
-        # By TCP, the system holds back each small part of a task for up to 40 ms. Spark 4.0 does not know the setting.
-        conf[WORKER_SOCKET_KEY] = "true"
     if settings.catalog is not None and "." not in settings.catalog:
         # A metastore: Spark's in-memory catalog ends with the session.
         conf["spark.sql.catalogImplementation"] = "hive"

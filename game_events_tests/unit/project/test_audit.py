@@ -68,7 +68,7 @@ def test_every_jar_of_pyspark_has_coordinates_and_so_has_what_is_packed_into_it(
     assert [name for name, found in parts.items() if not found] == []
     every = {(part.name, part.version) for found in parts.values() for part in found}
     versions = {name.rpartition("-")[0]: name.rpartition("-")[2].removesuffix(".jar") for name in parts}
-    assert ("at.yawk.lz4:lz4-java", versions["lz4-java"]) in every
+    assert ("org.lz4:lz4-java", versions["lz4-java"]) in every
     assert ("org.apache.derby:derby", versions["derby"]) in every
     assert {"io.netty:netty-codec-http2", "org.apache.zookeeper:zookeeper", "org.apache.logging.log4j:log4j-core"} <= dict(
         every

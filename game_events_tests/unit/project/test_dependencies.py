@@ -25,7 +25,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NOT_IMPORTED = {
     "cryptography": "confluent-kafka's client of the registry brings it (by Authlib): this is the oldest version without holes",
     "delta-spark": "its jar is Delta Lake's own reader (game_events/pipeline/checks/audits.py)",
-    "pandas": "PySpark's extra for Connect brings it: no version that PySpark warns of",
+    "googleapis-common-protos": "its .proto files are read",
 }
 #: Imported and not declared: brought by a declared package, which decides the version.
 BROUGHT = {
