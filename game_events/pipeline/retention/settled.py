@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from game_events.lakehouse.tables import (
     QUARANTINE,
     Layer,
     Table,
+    called_in_silver,
     game_of_silver,
     is_game,
     names_of,
@@ -32,6 +34,7 @@ from game_events.pipeline.quality import Decisions
 from game_events.pipeline.quarantine import is_finished, is_noted
 from game_events.pipeline.retention.ages import Ages, Mask, Settled, coded
 from game_events.pipeline.retention.files import File, candidates
+from game_events.plugin import parts
 
 ARRIVAL = "_kafka_timestamp"
 #: No row may go.
@@ -111,7 +114,7 @@ def plan_of(pipeline: Pipeline, days: RetentionDays, table: Table, handle: Delta
         return _of_quarantine(pipeline, table, handle, ages, files)
     if ages.layer == "event_log":
         return Plan(table, handle, ages, files, Settled(), compared=(Txn.COMMITS,))
-    return Plan(table, handle, ages, files, Settled(partial(_in_gold, pipeline, {}), ages.game))
+    return Plan(table, handle, ages, files, Settled(_in_all(pipeline, table, handle), ages.game))
 
 
 def plans_of_parts(pipeline: Pipeline, days: RetentionDays, whole: PartedTable, now_us: int) -> list[Plan]:
@@ -172,13 +175,20 @@ def _is_time(handle: DeltaTable, name: str) -> bool:
     return bool(pa.types.is_timestamp(pa.schema(handle.schema()).field(name).type))
 
 
-def _in_gold(pipeline: Pipeline, known: dict[str, int], name: object) -> int:
-    """The last bronze batch of a game's silver that each of its aggregates has."""
-    game = str(name)
-    if game not in known:
-        silver = pipeline.tables.peek(pipeline.lakehouse.silver(game))
-        known[game] = NOTHING if silver is None else min(_batches_in_gold(pipeline, game, silver_app(silver)))
-    return known[game]
+def _in_all(pipeline: Pipeline, table: Table, handle: DeltaTable) -> Callable[[object], int]:
+    """The game of a table of silver -> the last bronze batch of the table that each aggregate, and each plug-in, has."""
+    called = str(called_in_silver(table.key))
+
+    @cache
+    def upto(name: object) -> int:
+        game = str(name)
+        own = handle if called == game else pipeline.tables.peek(pipeline.lakehouse.silver(game))
+        if own is None:
+            return NOTHING
+        of_plugins: Iterable[int | None] = (taken(pipeline, called, handle) for taken in parts("silver_taken"))
+        return min(chain(_batches_in_gold(pipeline, game, silver_app(own)), (n for n in of_plugins if n is not None)))
+
+    return upto
 
 
 def _batches_in_gold(pipeline: Pipeline, game: str, app: str) -> Iterator[int]:
