@@ -39,7 +39,7 @@ from game_events.lakehouse.tables import (
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_BY_BATCH, bronze_commit
 from game_events.pipeline.reporting.result import TableMaintenance
-from game_events.pipeline.retention.ages import DAY_US, Mask
+from game_events.pipeline.retention.ages import DAY_US, NEVER, Mask
 from game_events.pipeline.retention.files import File, Turn, rewritten
 from game_events.pipeline.retention.raw_values import drop_raw_values
 from game_events.pipeline.retention.settled import Plan, plan_of, plans_of_parts
@@ -293,10 +293,16 @@ def _transactions(plan: Plan, found: Old) -> tuple[dict[str, int | None], dict[s
 
 
 def _first_batch_in_log(bronze: Table, version: int) -> int:
-    """The oldest batch of which bronze's log has the commit: the check of offsets compares their rows."""
-    for number in sorted(number for number in TableLog(bronze).versions() if number <= version):
-        info = next(TableLog(bronze).infos(number, number - 1), None)
+    """The oldest batch of which the check of offsets compares the rows: it reads bronze's log back to the first gap.
+
+    `NEVER`: none.
+    """
+    log = TableLog(bronze)
+    there = set(log.versions())
+    first = next((number + 1 for number in range(version, -1, -1) if number not in there), 0)
+    for number in range(first, version + 1):
+        info = next(log.infos(number, number - 1), None)
         note = bronze_commit(info) if info is not None else None
         if note is not None:
             return note.batch
-    return 0
+    return NEVER
