@@ -10,6 +10,7 @@ import pytest
 
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.system_tables import read_events
+from game_events.lakehouse.tables import PARTITIONED, Table
 from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain
@@ -94,3 +95,31 @@ def test_doctor_names_settings_that_do_not_fit_the_limits(tmp_path):
         "cannot be merged",
     ):
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"bronze": 90}, True),
+        ({"bronze": 90, "quarantine": 90}, False),
+        ({"bronze": 90, "bronze:uno": 365, "quarantine": 90}, False),
+        ({"bronze": 365, "bronze:uno": 90, "quarantine": 365}, True),
+        ({"bronze:uno": 90}, True),
+        ({"quarantine": 90}, False),
+    ],
+)
+def test_doctor_says_where_quarantine_keeps_rows_longer_than_the_shortest_limit_of_bronze(limits, said, tmp_path):
+    assert ("quarantine keeps rows longer" in rows_by_age(World(tmp_path, limits).pipeline)) == said
+
+
+def test_doctor_opens_a_table_that_games_share_once(tmp_path, monkeypatch):
+    world = World(tmp_path, {"silver": 30}, silver_layout=PARTITIONED)
+    for game in ("chess", "rummy", "uno"):
+        world.load([10], game)
+    opened: list[str] = []
+    usual = Table.open_of_any_format
+    monkeypatch.setattr(Table, "open_of_any_format", lambda table: opened.append(table.name) or usual(table))
+    pipeline = replace(world.pipeline)
+    assert rows_by_age(pipeline) == "silver 30 days (the oldest row 10.0)"
+    # Once for the names of the games.
+    assert opened.count("silver_events") <= 2
