@@ -21,6 +21,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.maintenance import BATCH_ROWS
 from game_events.lakehouse.tables import Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import TableMaintenance
@@ -103,7 +104,7 @@ def _rows_of(
     table: Table, bronze: DeltaTable, ages: Ages, file: File, columns: list[str]
 ) -> Iterator[tuple[Numbers, Numbers, pa.Table]]:
     schema = pa.schema([item for item in pa.schema(bronze.schema()) if item.name in columns])
-    for rows in read_parts(table, schema, [file.path]):
+    for rows in read_parts(table, schema, [file.path], BATCH_ROWS if RAW in columns else None):
         yield (*ages.time_and_limit(rows), rows)
 
 

@@ -117,3 +117,22 @@ def test_rows_and_raw_values_share_what_is_written_again_in_one_maintenance(tmp_
     monkeypatch.setattr(files, "MOST_BYTES", 1)
     done = [expire(world, world.pipeline.bronze) for _ in range(4)]
     assert [(entry.expired, entry.raw_values) for entry in done] == [(1, 0), (0, 1), (0, 1), (0, 0)]
+
+
+def test_of_raw_values_a_few_rows_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    world = World(tmp_path, {"raw": 30})
+    world.load([100, 90, 1, 1, 1])
+    expire(world, world.pipeline.bronze)
+    world.load([100, 90, 80, 70, 1])
+    seen: list[int] = []
+
+    def noted(table, schema, *more):
+        for rows in reading.read_parts(table, schema, *more):
+            if "_raw_value" in rows.column_names:
+                seen.append(rows.num_rows)
+            yield rows
+
+    monkeypatch.setattr(raw_values, "read_parts", noted)
+    monkeypatch.setattr(raw_values, "BATCH_ROWS", 2, raising=False)
+    assert expire(world, world.pipeline.bronze).raw_values == 4
+    assert seen == [2, 2, 1]
