@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +44,8 @@ from game_events.pipeline.retention.ages import DAY_US, NEVER, Mask
 from game_events.pipeline.retention.files import File, Turn, rewritten
 from game_events.pipeline.retention.raw_values import drop_raw_values
 from game_events.pipeline.retention.settled import Plan, plan_of, plans_of_parts
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -113,12 +116,20 @@ class Old:
     @property
     def games(self) -> Counter[str]:
         """As of a file."""
-        return sum((tally.games for tally in self.files.values()), Counter[str]())
+        return _together(tally.games for tally in self.files.values())
 
     @property
     def batches(self) -> Counter[int]:
         """As of a file."""
-        return sum((tally.batches for tally in self.files.values()), Counter[int]())
+        return _together(tally.batches for tally in self.files.values())
+
+
+def _together(counters: Iterable[Counter[T]]) -> Counter[T]:
+    """Their sum; `+` would copy it for each."""
+    total = Counter[T]()
+    for one in counters:
+        total.update(one)
+    return total
 
 
 def expire(
