@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from game_events.config.definitions.computed import is_name
 
@@ -30,11 +29,6 @@ class RetentionDays:
     def shortest(self, layer: str) -> float | None:
         """The shortest limit in days that any row of a layer has; None: all stay."""
         return min((limit for name, limit in self.days.items() if limit and name.partition(_BETWEEN)[0] == layer), default=None)
-
-    def number(self, layer: str) -> int:
-        """Tells the limits of a layer apart from others; not 0."""
-        limits = sorted((name, limit) for name, limit in self.days.items() if name.partition(_BETWEEN)[0] == layer)
-        return int(sha256(repr(limits).encode()).hexdigest()[:15], 16) | 1
 
     def of(self, layer: str, game: str | None = None, message_type: str | None = None) -> float | None:
         """The limit in days that says most about a row; None: the row stays."""

@@ -109,8 +109,6 @@ class Txn(StrEnum):
     EXPIRED = "expired"
     #: Bronze: the same for raw values.
     RAW_EXPIRED = "raw_expired"
-    #: Bronze: number of the limits by which raw values were removed; 0: by several.
-    RAW_LIMITS = "raw_limits"
     #: Bronze, quarantine: rows removed by age; by game: those of a game (of quarantine: its rejected ones). Silver: rows that
     #: it lacks by age: removed from it, or from bronze before it was made. Gold: the same of silver when it was made.
     ROWS_EXPIRED = "rows_expired"

@@ -2,9 +2,6 @@
 
 A file is rewritten once a value in it is older than the limit by a day. Whoever would put rows with these values back (a
 redecode, a full refresh) compares `Txn.RAW_EXPIRED`. A redecode keeps the columns of rows without a raw value as they are.
-
-No record comes without a raw value. So if all that are gone went by the limits of now (`Txn.RAW_LIMITS`), a file with as many
-older rows as NULLs has none to take away: where some games keep theirs longer, that need not be read again each time.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from game_events.config.retention import RetentionDays
 from game_events.errors import ConflictError, LostFileError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txn, txns
+from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.maintenance import BATCH_ROWS
@@ -37,12 +34,8 @@ RAW = "_raw_value"
 
 @dataclass
 class OldValues:
-    """Files with raw values that go, and how many of these go; `lost`: why a file could not be read.
+    """Files with raw values that go, and how many of these go; `lost`: why a file could not be read."""
 
-    `by_these_limits`: all raw values that are gone already went by the limits of now.
-    """
-
-    by_these_limits: bool
     files: dict[str, int] = field(default_factory=dict)
     lost: str | None = None
 
@@ -58,8 +51,7 @@ def drop_raw_values(
     """Take the older raw values away, or count them; returns bronze's newest version."""
     table = pipeline.bronze
     ages = Ages("raw", days, turn.now_us, (ARRIVAL,), game_column=pipeline.settings.entity_column, type_column=MESSAGE_TYPE)
-    found = OldValues(by_these_limits=txn(bronze, Txn.RAW_LIMITS) == days.number("raw"))
-    _find(table, bronze, ages, found, turn)
+    found = _find(table, bronze, ages, turn)
     done.error = found.lost or done.error
     if turn.dry_run or not found.files:
         done.raw_values = found.values
@@ -77,19 +69,21 @@ def drop_raw_values(
     return table.open() or bronze
 
 
-def _find(table: Table, bronze: DeltaTable, ages: Ages, found: OldValues, turn: Turn) -> None:
-    """Find the files to write again, the oldest first."""
+def _find(table: Table, bronze: DeltaTable, ages: Ages, turn: Turn) -> OldValues:
+    """The files to write again, the oldest first."""
+    found = OldValues()
     for file in candidates(bronze, ages, RAW):
         try:
-            values, is_overdue = _values_in(table, bronze, ages, file, found) if file.nulls != file.rows else (0, False)
+            values, is_overdue = _values_in(table, bronze, ages, file) if file.nulls != file.rows else (0, False)
         except LostFileError as error:
             found.lost = str(error)
             continue
         if values and is_overdue and turn.takes(file.size):
             found.files[file.path] = values
+    return found
 
 
-def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File, found: OldValues) -> tuple[int, bool]:
+def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File) -> tuple[int, bool]:
     """How many raw values of a file are too old, and whether one of them is so by a day; mostly its raw values are not read."""
     older = overdue = 0
     for time_us, limit_us, _ in _rows_of(table, bronze, ages, file, ages.columns()):
@@ -97,8 +91,6 @@ def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File, found: 
         overdue += int(((time_us < limit_us) & (time_us < limit_us - DAY_US)).sum())
     if not overdue or file.nulls == 0:
         return older, overdue > 0
-    if found.by_these_limits and older == file.nulls:
-        return 0, False
     values = 0
     is_overdue = False
     for time_us, limit_us, rows in _rows_of(table, bronze, ages, file, [*ages.columns(), RAW]):
@@ -131,17 +123,12 @@ def _plan(pipeline: Pipeline, table: Table, bronze: DeltaTable, ages: Ages, foun
     failpoints.reach("raw_values_staged")
     if not found.files:
         return None
-    before = counter(bronze, Txn.RAW_EXPIRED)
-    is_first = not before and txn(bronze, Txn.RAW_LIMITS) is None
-    advance: dict[str, int] = {
-        Txn.RAW_EXPIRED: max(ages.latest_limit // 1_000, before + 1),
-        Txn.RAW_LIMITS: ages.days.number("raw") if is_first or found.by_these_limits else 0,
-    }
+    advance: dict[str, int] = {Txn.RAW_EXPIRED: max(ages.latest_limit // 1_000, counter(bronze, Txn.RAW_EXPIRED) + 1)}
     return Commit(
         table,
         pa.schema([]),
         files,
-        txns(bronze, (Txn.RAW_EXPIRED, Txn.RAW_LIMITS, Txn.INCARNATION)),
+        txns(bronze, (Txn.RAW_EXPIRED, Txn.INCARNATION)),
         advance,
         table_id(bronze),
         bronze.version(),

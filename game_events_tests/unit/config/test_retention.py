@@ -36,14 +36,6 @@ def test_the_shortest_limit_of_a_layer_is_that_of_any_of_its_rows():
     assert RetentionDays(DAYS).shortest("quarantine") is None
 
 
-def test_a_layers_limits_are_told_apart_from_others_whatever_their_order_and_those_of_other_layers():
-    number = RetentionDays({"raw": 30, "raw:uno": 7}).number("raw")
-    assert number
-    assert RetentionDays({"raw:uno": 7, "raw": 30, "bronze": 1}).number("raw") == number
-    others = ({"raw": 30}, {"raw": 30, "raw:uno": 8}, {"raw": 30, "raw:chess": 7}, {})
-    assert len({number, *(RetentionDays(other).number("raw") for other in others)}) == 5
-
-
 def test_it_is_read_from_the_environment_a_file_of_variables_and_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "game_events.yaml").write_text("tables:\n  retention_days:\n    bronze: 90\n    silver:rummy:a.B: 7\n")

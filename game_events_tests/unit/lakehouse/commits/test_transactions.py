@@ -53,7 +53,6 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "ROWS_DUPLICATE": "rows_duplicate",
         "EXPIRED": "expired",
         "RAW_EXPIRED": "raw_expired",
-        "RAW_LIMITS": "raw_limits",
         "ROWS_EXPIRED": "rows_expired",
         "REJECTED_EXPIRED": "rejected_expired",
         "TYPES": "types",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyarrow as pa
 import pytest
 
@@ -121,64 +119,20 @@ def test_rows_and_raw_values_share_what_is_written_again_in_one_maintenance(tmp_
     assert [(entry.expired, entry.raw_values) for entry in done] == [(1, 0), (0, 1), (0, 1), (0, 0)]
 
 
-def test_of_raw_values_a_few_rows_are_in_memory_at_a_time(tmp_path, raw_read, monkeypatch):
+def test_of_raw_values_a_few_rows_are_in_memory_at_a_time(tmp_path, monkeypatch):
     world = World(tmp_path, {"raw": 30})
     world.load([100, 90, 1, 1, 1])
     expire(world, world.pipeline.bronze)
     world.load([100, 90, 80, 70, 1])
-    limited(world, {"raw": 29})
-    raw_read.clear()
-    monkeypatch.setattr(raw_values, "BATCH_ROWS", 2, raising=False)
-    assert expire(world, world.pipeline.bronze).raw_values == 4
-    assert raw_read == [2, 2, 1]
-
-
-@pytest.fixture
-def raw_read(monkeypatch) -> list[int]:
-    """Rows of which raw values are read to find those that are older."""
-    read: list[int] = []
+    seen: list[int] = []
 
     def noted(table, schema, *more):
         for rows in reading.read_parts(table, schema, *more):
             if "_raw_value" in rows.column_names:
-                read.append(rows.num_rows)
+                seen.append(rows.num_rows)
             yield rows
 
     monkeypatch.setattr(raw_values, "read_parts", noted)
-    return read
-
-
-def limited(world: World, limits: dict[str, float]) -> None:
-    """From now on the settings have these limits."""
-    settings = world.pipeline.settings.model_copy(update={"retention_days": limits})
-    world.pipeline = replace(world.pipeline, settings=settings)
-
-
-def both_games(folder) -> World:
-    """A file with older rows of two games, of which one keeps its raw values longer."""
-    world = World(folder, {"raw": 300, "raw:uno": 30})
-    world.bronze(*(events([60, 50, 1], 1, game) for game in ("chess", "uno")))
-    assert expire(world, world.pipeline.bronze).raw_values == 2
-    return world
-
-
-def test_raw_values_of_games_that_keep_theirs_are_not_read_again_in_each_maintenance(tmp_path, raw_read):
-    world = both_games(tmp_path)
-    raw_read.clear()
-    assert expire(world, world.pipeline.bronze).raw_values == 0
-    assert raw_read == []
-    # A row that has become older since is found.
-    limited(world, {"raw": 300, "raw:uno": 30})
-    world.bronze(*(events([60], 2, game) for game in ("chess", "uno")))
-    assert expire(world, world.pipeline.bronze).raw_values == 1
-
-
-def test_after_other_limits_all_raw_values_are_looked_at_however_many_are_gone(tmp_path, raw_read):
-    world = both_games(tmp_path)
-    limited(world, {"raw": 300, "raw:chess": 30})
-    assert expire(world, world.pipeline.bronze).raw_values == 2
-    limited(world, {"raw": 300, "raw:uno": 30})
-    raw_read.clear()
-    assert (expire(world, world.pipeline.bronze).raw_values, raw_read) == (0, [6])
-    limited(world, {"raw": 30})
-    assert (expire(world, world.pipeline.bronze).raw_values, world.raw_values()) == (0, 2)
+    monkeypatch.setattr(raw_values, "BATCH_ROWS", 2, raising=False)
+    assert expire(world, world.pipeline.bronze).raw_values == 4
+    assert seen == [2, 2, 1]
