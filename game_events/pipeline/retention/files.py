@@ -10,24 +10,48 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from game_events.errors import LostFileError
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
-from game_events.lakehouse.maintenance import BATCH_ROWS
-from game_events.lakehouse.tables import Table, add_actions, files_of
+from game_events.lakehouse.maintenance import BATCH_ROWS, MOST_BYTES
+from game_events.lakehouse.open_table import data_files
+from game_events.lakehouse.tables import Table, add_actions
 from game_events.pipeline.retention.ages import Ages, nulls_in
+
+
+@dataclass
+class Turn:
+    """One maintenance of one table.
+
+    Attributes:
+        now_us: the time that ages are counted from, in microseconds since 1970.
+        dry_run: it only counts.
+        written: bytes of the files that it writes again: at most `MOST_BYTES`, or one larger file.
+    """
+
+    now_us: int
+    dry_run: bool = False
+    written: int = 0
+
+    def takes(self, size: int) -> bool:
+        """Whether there is room for another file of that size; it is taken."""
+        if self.written and self.written + size > MOST_BYTES:
+            return False
+        self.written += size
+        return True
 
 
 @dataclass(frozen=True)
 class File:
     """A file that may have older rows, by its statistics.
 
-    `last_us`: no row is after that time. `nulls`: NULLs of a column that was asked for; -1: not known.
+    `all_older`: each of its rows is. `nulls`: NULLs of a column that was asked for; -1: not known.
     """
 
     path: str
     rows: int
     size: int
-    last_us: int
+    all_older: bool
     highest_batch: int | None
     nulls: int = -1
 
@@ -38,31 +62,35 @@ def candidates(handle: DeltaTable, ages: Ages, nulls_of: str = "") -> Iterator[F
     if not actions.num_rows:
         return
     first, last = ages.bounds(actions)
-    batches = {unquote(file.path): file.highest_batch for file in files_of(handle)}
-    paths = [unquote(path) for path in actions.column("path").to_pylist()]
-    rows = actions.column("num_records").to_pylist()
-    sizes = actions.column("size_bytes").to_pylist()
+    earliest, latest = ages.limits_in(actions)
+    files = data_files(actions)
     nulls = nulls_in(actions, nulls_of)
     for number in np.argsort(first, kind="stable").tolist():
-        if int(first[number]) >= ages.latest_limit:
-            return
-        path = paths[number]
-        counts = (int(rows[number] or 0), int(sizes[number]), int(last[number]))
-        yield File(path, *counts, batches[path], int(nulls[number]))
+        if first[number] < latest[number]:
+            file = files[number]
+            is_old = bool(last[number] < earliest[number])
+            yield File(unquote(file.path), file.rows or 0, file.size, is_old, file.highest_batch, int(nulls[number]))
 
 
 def rewritten(
     table: Table, handle: DeltaTable, paths: Iterable[str], change: Callable[[pa.Table], pa.Table]
-) -> list[StagedFile]:
-    """The rows of files, changed, in their order, in new files of their partitions; after an error there are none."""
+) -> tuple[list[StagedFile], dict[str, str]]:
+    """The rows of files, changed, in their order, in new files of their partitions; after an error there are none.
+
+    And path -> why, of files that are lost.
+    """
     files: list[StagedFile] = []
+    lost: dict[str, str] = {}
     try:
         for path in paths:
-            files += _rewritten(table, handle, path, change)
+            try:
+                files += _rewritten(table, handle, path, change)
+            except LostFileError as error:
+                lost[path] = str(error)
     except BaseException:
         discard(table, files)
         raise
-    return files
+    return files, lost
 
 
 def _rewritten(table: Table, handle: DeltaTable, path: str, change: Callable[[pa.Table], pa.Table]) -> list[StagedFile]:
