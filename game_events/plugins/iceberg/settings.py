@@ -1,10 +1,12 @@
 """Settings of the tables' Iceberg metadata."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
 from game_events.config.pipeline_settings import SettingsGroup
+from game_events.plugins.iceberg.credentials import secrets_of_pyiceberg
 
 
 class IcebergSettings(SettingsGroup):
@@ -22,3 +24,8 @@ class IcebergSettings(SettingsGroup):
     """namespace of the tables in that catalog"""
     iceberg_timeout_s: float = Field(120.0, gt=0, le=3600)
     """seconds that a run waits for the catalog at most; the next run catches up"""
+
+    def further_secrets(self) -> Iterator[str]:
+        """Credentials of pyiceberg's own configuration, of which an error may repeat some."""
+        if self.iceberg or self.iceberg_catalog is not None:
+            yield from secrets_of_pyiceberg()

@@ -14,8 +14,8 @@ from typing import Protocol
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from game_events.config.masking import without_secrets
-from game_events.errors import GameEventsError, first_few, first_line
+from game_events.config.masking import cause_of
+from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.tables import Layer, Table
 from game_events.pipeline.context import Pipeline
@@ -68,7 +68,7 @@ def register_tables(pipeline: Pipeline, report: RunReport, views: TypeViews | No
             report.add(RunResult(registered=made))
         report.add_checks(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
     except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
-        why = _cause(pipeline, error)
+        why = cause_of(error, pipeline.settings)
         log.warning("catalog=%s tables_not_registered=true why=%r", pipeline.settings.catalog, why)
         summary = f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}"
         report.warn(summary)
@@ -83,7 +83,7 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
     try:
         known = catalog_of(pipeline).registered(_ours(pipeline, tables))
     except (GameEventsError, PySparkException, Py4JError) as error:
-        return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {_cause(pipeline, error)}")
+        return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {cause_of(error, pipeline.settings)}")
     missing = sorted(tables.keys() - known)
     counts = {"tables": len(tables), "missing": len(missing)}
     if not missing:
@@ -124,8 +124,3 @@ def _games_with_views(pipeline: Pipeline, report: RunReport) -> set[str]:
     if CatalogSettings.of(pipeline.settings).catalog_views is None:
         return set()
     return {entry.game for entry in report.of(Layer.SILVER) if entry.error is None and entry.game is not None}
-
-
-def _cause(pipeline: Pipeline, error: Exception) -> str:
-    """The first line of an error: a catalog's errors are long stacks."""
-    return without_secrets(f"{type(error).__name__}: {first_line(error)}", pipeline.settings, most=600)
