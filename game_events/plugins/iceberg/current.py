@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.masking import cause_of
+from game_events.config.network import UNTRUSTED
 from game_events.config.settings import Settings
 from game_events.errors import UnreadableTableError
 from game_events.lakehouse.open_table import Entry, OpenTable, entry_of, has_entry
@@ -59,6 +60,8 @@ def why(error: Exception, settings: Settings) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is not None:  # its text quotes the file, which may hold secrets
         return f"pyiceberg's configuration (.pyiceberg.yaml) cannot be read: see its line {mark.line + 1}"
+    if UNTRUSTED in str(error):
+        return "the catalog's certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
     return cause_of(error, settings)
 
 

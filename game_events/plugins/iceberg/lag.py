@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from game_events.config.network import within
 from game_events.config.settings import Settings
-from game_events.errors import DataError, GameEventsError, first_few
+from game_events.errors import DataError, GameEventsError, TransientError, first_few
 from game_events.lakehouse.commits.group import in_threads
 from game_events.lakehouse.tables import Lakehouse, Table, table_id
 from game_events.pipeline.checks.table_checks import TableCheck
@@ -65,13 +66,24 @@ class Lag:
 
 
 def lags(settings: Settings, lakehouse: Lakehouse) -> list[Lag]:
-    """Of each table; nothing is made. Raises as `open_catalog`, and errors of opening the catalog as they are."""
+    """Of each table; nothing is made.
+
+    Raises as `open_catalog`, and errors of opening the catalog as they are; TransientError after `ICEBERG_TIMEOUT_S`.
+    """
     PLUGIN.load("game_events.plugins.iceberg.catalog:open_catalog")  # says which extra is missing
+    seconds = IcebergSettings.of(settings).iceberg_timeout_s
+    try:
+        return within(seconds, partial(_lags, settings, lakehouse), "iceberg")
+    except TimeoutError as error:
+        raise TransientError(f"Iceberg's catalog did not answer within {seconds:g} s") from error
+
+
+def _lags(settings: Settings, lakehouse: Lakehouse) -> list[Lag]:
     from game_events.plugins.iceberg.catalog import is_there, open_catalog, refuse_root  # noqa: PLC0415 - slow to load
 
     refuse_root(settings, lakehouse.root)
-    catalog = open_catalog(settings, lakehouse) if is_there(settings, lakehouse) else None
-    found = in_threads(tables_of(lakehouse), partial(_guarded, settings, catalog))
+    with open_catalog(settings, lakehouse) if is_there(settings, lakehouse) else nullcontext() as catalog:
+        found = in_threads(tables_of(lakehouse), partial(_guarded, settings, catalog))
     return [lag for lag in found if lag is not None]
 
 

@@ -73,15 +73,23 @@ def catch_up(pipeline: Pipeline, known: KnownTables, tables: Sequence[Table], *,
     namespace = IcebergSettings.of(pipeline.settings).iceberg_namespace
     try:
         catalog = open_catalog(pipeline.settings, pipeline.lakehouse)
-        catalog.create_namespace_if_not_exists(namespace)
     except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
-        return IcebergResult(failed=dict.fromkeys((table.name for table in tables), why(error, pipeline.settings)))
-    one = partial(_guarded, pipeline, partial(_synced, pipeline, catalog, namespace, forget))
-    # Beside its file nobody waits: threads would take turns.
-    done = map(one, tables) if own_file_of(pipeline.settings, pipeline.lakehouse) else in_threads(tables, one)
-    outcomes = dict(zip((table.name for table in tables), done, strict=True))
+        return _none_of(pipeline, tables, error)
+    with catalog:
+        try:
+            catalog.create_namespace_if_not_exists(namespace)
+        except Exception as error:  # noqa: BLE001 - see above
+            return _none_of(pipeline, tables, error)
+        one = partial(_guarded, pipeline, partial(_synced, pipeline, catalog, namespace, forget))
+        # Beside its file nobody waits: threads would take turns.
+        done = map(one, tables) if own_file_of(pipeline.settings, pipeline.lakehouse) else in_threads(tables, one)
+        outcomes = dict(zip((table.name for table in tables), done, strict=True))
     known.save({name: seen for name, (_, seen) in outcomes.items() if seen is not None})
     return reduce(IcebergResult.merged_with, (result for result, _ in outcomes.values()), IcebergResult())
+
+
+def _none_of(pipeline: Pipeline, tables: Sequence[Table], error: Exception) -> IcebergResult:
+    return IcebergResult(failed=dict.fromkeys((table.name for table in tables), why(error, pipeline.settings)))
 
 
 Outcome = tuple[IcebergResult, Known | None]
