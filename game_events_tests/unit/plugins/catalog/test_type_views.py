@@ -2,8 +2,10 @@
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import SILVER, Lakehouse, names_of, silver_name
 from game_events.plugins.catalog.catalogs import views
 from game_events.plugins.catalog.catalogs.places import literal, quoted
@@ -79,6 +81,22 @@ def test_a_type_with_a_table_of_its_own_and_a_game_without_types_get_no_view(lak
     add_types(lakehouse, {"t.Paid": {"amount": "7"}}, "a__paid")
     catalog = Catalog()
     assert TypeViews(lakehouse).renew(catalog, ["a", "b"]).names == ["silver_a__start_events"]
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no views"), PySparkException("no views"), OSError("no views")])
+def test_a_game_whose_view_is_refused_is_named_and_the_others_get_theirs(lakehouse, error):
+    for game in ("a", "b", "c"):
+        add_types(lakehouse, {"t.Paid": {"amount": "7"}}, game)
+
+    class RefusingOne(Catalog):
+        def make_view(self, name, query):
+            if name.startswith("silver_b_"):
+                raise error
+            return super().make_view(name, query)
+
+    renewed = TypeViews(lakehouse).renew(RefusingOne(), ["a", "b", "c"])
+    assert renewed.names == ["silver_a__paid_events", "silver_c__paid_events"]
+    assert renewed.failed == {"b": error}
 
 
 def test_names_and_texts_are_quoted():
