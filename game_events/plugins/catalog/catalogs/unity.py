@@ -19,7 +19,7 @@ import msgspec
 from deltalake import DeltaTable
 
 from game_events.config.http_bounds import bounded
-from game_events.config.masking import value_of
+from game_events.config.masking import mask_all, value_of
 from game_events.config.network import UNTRUSTED
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
@@ -35,6 +35,8 @@ API = "api/2.1/unity-catalog"
 MOST_PAGES = 10_000
 #: Characters of a server's message that an error repeats.
 SAID_CHARS = 300
+#: Characters of it that are looked at.
+READ_CHARS = 10_000
 #: Characters of a path that are themselves in an address: not all readers decode others.
 IN_ADDRESSES = "/!$&'()*+,;=:@~"
 #: Delta's names of types -> Unity's; all others are themselves in upper case.
@@ -71,6 +73,7 @@ class UnityServer:
     def __init__(self, url: str, token: str | None, timeout_s: float = TIMEOUT_S, authorities: Path | None = None) -> None:
         """`authorities`: PEM file of those that its certificate is verified with, instead of the system's."""
         self._api = f"{url}/{API}"
+        self._secrets = [token] if token else []
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         trust = True if authorities is None else ssl.create_default_context(cafile=str(authorities))
         self._client = bounded(httpx2.Client(timeout=timeout_s, headers=headers, verify=trust), timeout_s, MOST_BYTES)
@@ -103,7 +106,8 @@ class UnityServer:
             raise AwayError(f"Unity Catalog at {self._api} does not answer: {why}") from error
         if answer.is_success:
             return _object(answer, path)
-        said = f"Unity Catalog answers {method} {path} with {answer.status_code}: {_message(answer)}"
+        message = mask_all(_message(answer), self._secrets)  # a server may repeat what it was told
+        said = f"Unity Catalog answers {method} {path} with {answer.status_code}: {message[:SAID_CHARS]}"
         if answer.status_code == 404:
             raise MissingError(said)
         raise (TransientError if answer.status_code >= 500 or answer.status_code == 429 else ConfigurationError)(said)
@@ -255,4 +259,4 @@ def _message(answer: httpx2.Response) -> str:
     except ValueError:
         value = answer.text
     said = str(value.get("message", value)) if isinstance(value, dict) else str(value)
-    return " ".join(said.split())[:SAID_CHARS] or answer.reason_phrase
+    return " ".join(said.split())[:READ_CHARS] or answer.reason_phrase

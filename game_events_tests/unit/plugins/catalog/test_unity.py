@@ -197,6 +197,25 @@ def test_a_wrong_token_and_a_wrong_catalog_are_named_and_the_token_is_not(tmp_pa
         doctor(load_settings(catalog="nowhere.games"))["catalog"]()
 
 
+@pytest.mark.parametrize("status", [400, 403, 500])
+def test_a_server_that_repeats_the_token_gives_it_to_no_report_check_hint_or_command(environment, unity, cli, tmp_path, status):
+    make(tmp_path / "my lake", "gold_a_player_agg", "gold_b_player_agg")
+    registered()
+    make(tmp_path / "my lake", "silver_a_events")
+    environment.setenv("GAME_EVENTS_GRANTS", '[{"layers": ["gold"], "to": ["ann@example.com"]}]')
+    told = status, {"message": f"{'x' * 280} Authorization: Bearer {unity.token}"}
+    schema = f"{unity.catalog}.games"
+    unity.refuse["POST", "tables"] = told
+    unity.refuse["GET", f"permissions/table/{schema}.gold_a_player_agg"] = told
+    unity.refuse["PATCH", f"permissions/table/{schema}.gold_b_player_agg"] = told
+    texts = [*registered()[1], doctor(load_settings())["catalog"](), grants_hold(Pipeline(load_settings(), no_spark)).summary]
+    for command in (["grants", "plan"], ["grants", "apply"], ["grants", "check", "--json"]):
+        said = cli(*command)
+        texts += [said.out, said.err]
+    assert "Authorization" in "".join(texts)
+    assert unity.token[:6] not in "".join(texts)
+
+
 def test_a_run_that_dies_between_two_tables_leaves_the_others_to_the_next(tmp_path, monkeypatch):
     make(tmp_path / "my lake", *TABLES)
 
