@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
-import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.masking import cause_of
 from game_events.config.network import UNTRUSTED
 from game_events.config.settings import Settings
 from game_events.errors import UnreadableTableError
+from game_events.lakehouse.data.staging import file_system, system_below
 from game_events.lakehouse.open_table import Entry, OpenTable, entry_of, has_entry
 from game_events.lakehouse.tables import Lakehouse, Layer, Table, layer_of
 from game_events.pipeline.event_log import INTERVAL_S
@@ -107,7 +106,7 @@ class KnownTables:
         """Add what was found out; what another process has saved meanwhile stays."""
         self.tables = self._read() | dict(news)
         try:
-            system, prefix = self._system()
+            system, prefix = system_below(self._lakehouse.root, self._lakehouse.options)
             system.create_dir(f"{prefix}{FOLDER}")
             written = msgspec.json.encode(self.tables)
             # One write, of bytes: delta-rs takes no buffer.
@@ -120,7 +119,7 @@ class KnownTables:
         if self._catalog_file is not None and not self._catalog_file.exists():
             return {}
         try:
-            system, prefix = self._system()
+            system, prefix = system_below(self._lakehouse.root, self._lakehouse.options)
             with system.open_input_file(f"{prefix}{self._name}") as file:
                 return _DECODER.decode(file.read())
         except FileNotFoundError:
@@ -129,16 +128,10 @@ class KnownTables:
             log.warning("file=%s not_read=%r all_tables_looked_at=true", self._name, why(error, self._settings))
             return {}
 
-    def _system(self) -> tuple[pafs.FileSystem, str]:
-        root = self._lakehouse.root
-        if "://" not in root:
-            return pafs.LocalFileSystem(), f"{root}/"
-        return pafs.PyFileSystem(DeltaStorageHandler(root, self._lakehouse.options)), ""
-
 
 def _is_newest(table: Table, known: Known) -> bool:
     """Whether a version is the newest one; of a table in an object store that was made again it may be another one's."""
-    store = None if table.is_local else pafs.PyFileSystem(DeltaStorageHandler(table.uri, table.options))
+    store = None if table.is_local else file_system(table)[0]
     if has_entry(table.uri, store, known.version + 1):
         return False
     return (
