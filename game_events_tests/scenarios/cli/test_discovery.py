@@ -129,8 +129,8 @@ def snippets_of_the_page_run(spark, root):
     """Every Python block, in order, on this test's tables."""
     found: dict = {"spark": spark}
     elsewhere = ("@dg.asset", "s3://")  # other tests run these
-    found = re.findall(r"```python\n(.*?)```", READING, re.DOTALL)
-    blocks = [block for block in found if not any(mark in block for mark in elsewhere)]
+    written = re.findall(r"```python\n(.*?)```", READING, re.DOTALL)
+    blocks = [block for block in written if not any(mark in block for mark in elsewhere)]
     assert len(blocks) == 5
     for block in blocks:
         exec(block.replace("lakehouse/", f"{root}/"), found)  # noqa: S102 - of the page, written by us
