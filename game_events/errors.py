@@ -36,6 +36,10 @@ class LostFileError(DataError):
     """A file of a table is gone or damaged; other tables are not concerned."""
 
 
+class UnreadableTableError(DataError):
+    """A table has features of Delta with which its files alone do not say its rows."""
+
+
 class ConflictError(TransientError):
     """A concurrent run committed first and nothing of this one is visible: plan again from the table's progress."""
 

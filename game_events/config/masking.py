@@ -13,14 +13,16 @@ from pydantic import SecretStr
 from game_events.config.settings import Settings, groups_of, load_settings
 from game_events.config.sources.kafka_login import TOKEN_URL
 from game_events.config.sources.several import settings_of_each
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, first_line
 
 MASK = "***"
 #: Shorter values are too frequent in normal text.
 MIN_SECRET_CHARS = 4
 #: Variables with credentials of object stores and Spark: errors may repeat their values.
 _VARIABLES = re.compile(
-    r"^((AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|PASSWORD|KEY$|SAS|CONNECTION_STRING)|SPARK_CONNECT_AUTHENTICATE_TOKEN$|_SPARK_AUTH_SECRET$)"
+    r"^((AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|PASSWORD|KEY$|SAS|CONNECTION_STRING)|"
+    r"PYICEBERG_.*(TOKEN|PASSWORD|KEY|CREDENTIAL|CONNECTION_STRING|AUTHORIZATION)$|"
+    r"SPARK_CONNECT_AUTHENTICATE_TOKEN$|_SPARK_AUTH_SECRET$)"
 )
 #: Shorter paths (`/events`) are too frequent in normal text.
 MIN_PATH_CHARS = 16
@@ -208,6 +210,11 @@ def without_secrets(text: str, settings: Settings, most: int = MAX_TEXT) -> str:
     """A masked text, cut to so many characters."""
     text = mask(text, settings, MAX_SEARCHED_SHORT)
     return text if len(text) <= most else text[:most].removesuffix(CUT) + CUT
+
+
+def cause_of(error: BaseException, settings: Settings) -> str:
+    """Class and first line of an error of others, whose texts are long stacks; without secrets."""
+    return without_secrets(f"{type(error).__name__}: {first_line(error)}", settings, most=600)
 
 
 def is_credential(name: str, value: str) -> bool:

@@ -182,8 +182,8 @@ class RunSettings(SettingsGroup):
 
     # --- TLS: certificates are always verified (docs/security.md)
     tls_ca_file: Path | None = None
-    """PEM file of the authorities that certificates of the registry, token servers, the webhook and `REST_URL` are verified
-    with"""
+    """PEM file of the authorities that certificates of the registry, token servers, the webhook, `REST_URL`, Unity Catalog,
+    Iceberg's REST catalog and the receiver of lineage are verified with"""
 
     # --- access to the Dagster UI (docs/security.md)
     job_places: NameList = ()

@@ -23,7 +23,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 
 from game_events.config.names import FIXED, FORMER_OWN, OWN, PROGRESS
-from game_events.errors import ConfigurationError, DataError
+from game_events.errors import ConfigurationError, DataError, UnreadableTableError
 from game_events.lakehouse.entries import FOLLOWED
 from game_events.lakehouse.open_table import of_columns
 
@@ -89,7 +89,7 @@ def refuse_unreadable(handle: DeltaTable, uri: str, key: str) -> None:
     items = of_columns(handle, _unreadable)
     if items:
         names = ", ".join(item.what for item in items)
-        raise DataError(f"table {uri} uses {names}, which this version does not read. {_way_out(items, uri, key)}")
+        raise UnreadableTableError(f"table {uri} uses {names}, which this version does not read. {_way_out(items, uri, key)}")
 
 
 def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bool, replaced: bool) -> None:

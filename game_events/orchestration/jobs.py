@@ -270,7 +270,8 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
         "bronze",
     )
     def look_after_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> Iterator[dg.Output[None]]:
-        with graph.lakehouse(context).recorded(context, "maintain") as (pipeline, report):
+        recorded = graph.lakehouse(context).recorded(context, "maintain", observed=not config.dry_run)
+        with recorded as (pipeline, report):
             maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run, layout=config.layout)
         tables = report.maintenance.values()
         failed = [entry for entry in tables if entry.error]

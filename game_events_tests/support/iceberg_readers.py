@@ -67,14 +67,20 @@ Query = tuple[str, str]
 
 def read_by_duckdb(queries: Sequence[Query], folder: Path) -> list[pa.Table]:
     """Rows of (address of a table's metadata, condition in SQL) for each query."""
-    place = cache_dir() / f"duckdb-iceberg-{DUCKDB}"
+    environment = {"PYTHONPATH": str(packages_beside("duckdb-iceberg", PACKAGES))}
+    return _asked([sys.executable, "-c", _DUCKDB], queries, folder / "duckdb", environment)
+
+
+def packages_beside(name: str, packages: Sequence[str]) -> Path:
+    """A folder with packages of other versions than the project's, for `PYTHONPATH`."""
+    place = cache_dir() / f"{name}-{DUCKDB}"
     with _alone(place.name):
         if not place.is_dir():
             uv = Path(sys.executable).parent / "uv"
             unfinished = place.with_suffix(".unfinished")
-            subprocess.run([uv, "pip", "install", "--quiet", "--target", unfinished, *PACKAGES], check=True)
+            subprocess.run([uv, "pip", "install", "--quiet", "--target", unfinished, *packages], check=True)
             unfinished.rename(place)
-    return _asked([sys.executable, "-c", _DUCKDB], queries, folder / "duckdb", {"PYTHONPATH": str(place)})
+    return place
 
 
 def read_by_spark(queries: Sequence[Query], folder: Path) -> list[pa.Table]:

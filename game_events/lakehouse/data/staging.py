@@ -121,10 +121,15 @@ def buffer_bytes(rows: pa.Table | pa.RecordBatch) -> int:
 
 
 def file_system(table: Table) -> tuple[pafs.FileSystem, str]:
-    """An Arrow file system and the prefix of the table's files in it: local folders, or the object store of delta-rs."""
-    if table.is_local:
-        return pafs.LocalFileSystem(), table.uri.rstrip("/") + "/"
-    return pafs.PyFileSystem(DeltaStorageHandler(table.uri, table.options)), ""
+    """`system_below` of the table's folder."""
+    return system_below(table.uri, table.options)
+
+
+def system_below(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem, str]:
+    """An Arrow file system and the prefix of files below an address in it: local folders, or the object store of delta-rs."""
+    if "://" not in uri:
+        return pafs.LocalFileSystem(), uri.rstrip("/") + "/"
+    return pafs.PyFileSystem(DeltaStorageHandler(uri, options)), ""
 
 
 def writable_file_system(table: Table) -> tuple[pafs.FileSystem, str]:

@@ -47,7 +47,7 @@ def erase(
     settings = load_settings()
     pipeline = Pipeline(settings, lambda: new_session(settings))
     report = RunReport()
-    with output.working("erasing"), recorded(pipeline, report, "erase"):
+    with output.working("erasing"), recorded(pipeline, report, "erase", observed=not dry_run):
         if ids is None:
             people = resume_erasure(pipeline, report, dry_run=dry_run)
         else:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic_settings import BaseSettings
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type, load_catalog
 from pyiceberg.utils.config import Config
 
 from game_events.config.settings import Settings
@@ -72,12 +72,28 @@ def _configured(settings: Settings, name: str) -> Catalog:
             raise ValueError("it is not configured")
         # A REST server deletes old metadata itself: pyiceberg, which then cannot, would warn at each commit.
         logging.getLogger("pyiceberg.catalog").setLevel(logging.ERROR)
-        return load_catalog(name, **(store_options(settings) | cast("dict[str, str]", configured)))
+        properties = store_options(settings) | cast("dict[str, Any]", configured)
+        return _rest(settings, name, properties) if _is_rest(name, properties) else load_catalog(name, **properties)
     except (ValueError, ImportError) as error:
         raise ConfigurationError(
             f"GAME_EVENTS_ICEBERG_CATALOG: pyiceberg cannot use the catalog {name!r}: {error}. It is configured by "
             f".pyiceberg.yaml, or by variables PYICEBERG_CATALOG__{name.upper()}__TYPE, ...__URI (docs/iceberg.md)"
         ) from error
+
+
+def _is_rest(name: str, properties: dict[str, Any]) -> bool:
+    if "type" in properties:
+        return str(properties["type"]).lower() == CatalogType.REST.value and "uri" in properties
+    return "py-catalog-impl" not in properties and infer_catalog_type(name, properties) is CatalogType.REST
+
+
+def _rest(settings: Settings, name: str, properties: dict[str, Any]) -> Catalog:
+    from game_events.plugins.iceberg.rest import TIMEOUT, BoundedRestCatalog  # noqa: PLC0415 - half a second, if it is used
+
+    properties |= {TIMEOUT: str(IcebergSettings.of(settings).iceberg_timeout_s)}
+    if settings.tls_ca_file is not None:
+        properties["ssl"] = {"cabundle": str(settings.tls_ca_file)} | properties.get("ssl", {})
+    return BoundedRestCatalog(name, **properties)
 
 
 def store_options(settings: Settings) -> dict[str, str]:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from game_events.config.masking import without_secrets
-from game_events.errors import first_few, first_line
+from game_events.errors import first_few
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import CheckResult, RunResult
-from game_events.plugins.iceberg.current import KnownTables, tables_of
+from game_events.plugins.iceberg import PLUGIN
+from game_events.plugins.iceberg.current import KnownTables, tables_of, why
 from game_events.plugins.iceberg.settings import IcebergSettings
+
+if TYPE_CHECKING:
+    from game_events.plugins.iceberg.work import CatchUp
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +68,7 @@ class IcebergObserver:
             report.warn(f"Iceberg's catalog does not answer for more than {self._timeout_s:.0f} s: the next run catches up")
             return
         results: list[RunReport] = []
-        self._working = threading.Thread(target=lambda: results.append(self._caught_up(report)), name="iceberg", daemon=True)
+        self._working = threading.Thread(target=lambda: results.append(self._caught_up()), name="iceberg", daemon=True)
         self._working.start()
         self._working.join(self._timeout_s)
         if results:
@@ -73,14 +78,16 @@ class IcebergObserver:
             report.warn(summary)
             report.add_checks(CheckResult(CURRENT, "bronze", False, summary))
 
-    def _caught_up(self, run: RunReport) -> RunReport:
+    def _caught_up(self) -> RunReport:
         report = RunReport()
         try:
-            self._catch_up(report, forget=self._job == ERASURE and not _is_dry(run))
+            self._catch_up(report, forget=self._job == ERASURE)
         except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
-            why = without_secrets(f"{type(error).__name__}: {first_line(error)}", self._pipeline.settings)
-            log.warning("iceberg_failed=true run_id=%s why=%r", self._pipeline.run_id, why)
-            report.warn(f"nothing was committed to Iceberg, the next run catches up: {why}")
+            cause = why(error, self._pipeline.settings)
+            log.warning("iceberg_failed=true run_id=%s why=%r", self._pipeline.run_id, cause)
+            summary = f"nothing was committed to Iceberg, the next run catches up: {cause}"
+            report.warn(summary)
+            report.add_checks(CheckResult(CURRENT, "bronze", False, summary))
         return report
 
     def _catch_up(self, report: RunReport, *, forget: bool) -> None:
@@ -91,20 +98,18 @@ class IcebergObserver:
         due = tables if forget else self._known.due(tables)
         if not due:
             return
-        from game_events.plugins.iceberg.work import catch_up  # noqa: PLC0415 - half a second, if there is something to do
-
+        # Half a second, if there is something to do; without the extra the error says which one it is.
+        catch_up: CatchUp = PLUGIN.load("game_events.plugins.iceberg.work:catch_up")
         result = catch_up(self._pipeline, self._known, due, forget=forget)
         report.add(RunResult(parts={result.key: result}))
-        if result.failed:
-            named = first_few([f"{name} ({why})" for name, why in result.failed.items()], SHOWN)
-            report.warn(f"{len(result.failed):,} tables are behind in Iceberg, the next run catches up: {named}")
-        if result.refused:
-            named = first_few([f"{name} ({why})" for name, why in result.refused.items()], SHOWN)
-            report.warn(f"{len(result.refused):,} tables cannot be Iceberg tables: {named}")
-        summary = f"{len(due) - len(result.failed):,} of {len(due):,} changed tables are in Iceberg"
-        report.add_checks(CheckResult(CURRENT, "bronze", not result.failed, summary))
+        _say(report, result.failed, "tables are behind in Iceberg, the next run catches up")
+        _say(report, result.refused, "tables cannot be Iceberg tables, so the catalog has none of them")
+        done = len(due) - len(result.failed) - len(result.refused)
+        text = f"{done:,} of {len(due):,} changed tables are in Iceberg"
+        text += f", {len(result.refused):,} cannot be" if result.refused else ""
+        report.add_checks(CheckResult(CURRENT, "bronze", not result.failed, text))
 
 
-def _is_dry(report: RunReport) -> bool:
-    """Whether a run has only counted what it would do."""
-    return any(getattr(part, "dry_run", False) for part in (report.parts or {}).values())
+def _say(report: RunReport, tables: Mapping[str, str], what: str) -> None:
+    if tables:
+        report.warn(f"{len(tables):,} {what}: {first_few([f'{name} ({cause})' for name, cause in tables.items()], SHOWN)}")

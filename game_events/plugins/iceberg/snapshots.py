@@ -10,6 +10,7 @@ Guarantee: each snapshot has the files of one Delta version. A snapshot by other
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping, create_mappin
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import ExpireSnapshots, _MergeAppendFiles, _OverwriteFiles
 
-from game_events.errors import ConfigurationError, ConflictError
+from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.staging import file_system
@@ -42,7 +43,14 @@ from game_events.lakehouse.open_table import COMMIT_ID, OpenTable, of_columns
 from game_events.lakehouse.tables import Table, table_id
 from game_events.plugins.iceberg.current import FOLDER, kept_s
 from game_events.plugins.iceberg.files import data_files, live_files, location_of
-from game_events.plugins.iceberg.schema import change_columns, iceberg_schema, partition_of, refuse_foreign, same_type
+from game_events.plugins.iceberg.schema import (
+    NotInIcebergError,
+    change_columns,
+    iceberg_schema,
+    partition_of,
+    refuse_foreign,
+    same_type,
+)
 
 #: Properties of an Iceberg table, and of its snapshots.
 VERSION, TABLE_ID = "game_events.delta-version", "game_events.delta-table"
@@ -78,6 +86,7 @@ class Synced:
         version: of Delta, which Iceberg has now.
         added, removed: numbers of files of the commit; `committed`: whether there was one.
         oldest_ms: time of the oldest snapshot beside the current one; None: there is no other.
+        refused: why it cannot be an Iceberg table: there is none now.
     """
 
     table: str
@@ -86,6 +95,7 @@ class Synced:
     removed: int = 0
     committed: bool = False
     oldest_ms: int | None = None
+    refused: str | None = None
 
 
 class _Transaction(Transaction):
@@ -133,10 +143,11 @@ def sync(
 ) -> Synced | None:
     """Make the Iceberg table what the newest version of the Delta table is; None: there is no Delta table.
 
+    A table that has what Iceberg lacks leaves the catalog, so that nobody takes its old rows for its rows.
+
     `opened`: opens the newest version. `forget`: keep no other snapshot.
 
     Raises:
-        NotInIcebergError: the table has what Iceberg lacks.
         ConflictError: others kept committing.
         ConfigurationError: the catalog has a table of that name that is another lakehouse's.
     """
@@ -146,10 +157,14 @@ def sync(
         handle = opened()  # after Iceberg's: never older than what that was made of
         if handle is None:
             return None
-        refuse_foreign(handle)
         try:
+            refuse_foreign(handle)
             held = held or _made(catalog, name, table, handle)
             return _commit(table, handle, held, forget=forget)
+        except NotInIcebergError as error:
+            if held is not None:
+                _leave(catalog, name)
+            return Synced(table.name, handle.version(), refused=str(error))
         except (CommitFailedException, TableAlreadyExistsError, ValidationException):
             continue
     raise ConflictError(f"{table.name}: other processes committed to its Iceberg table at each of {ATTEMPTS} attempts")
@@ -159,13 +174,19 @@ def _held(catalog: Catalog, name: tuple[str, ...], table: Table) -> IcebergTable
     """The Iceberg table; one whose metadata went with the folder of the Delta table is none, and leaves the catalog."""
     try:
         return load(catalog, name, table)
-    except FileNotFoundError:
-        catalog.drop_table(name)
-    except ServerError as error:
-        if LOST not in str(error):
-            raise
-        catalog.drop_table(name)
+    except LostMetadataError:
+        _leave(catalog, name)
     return None
+
+
+def _leave(catalog: Catalog, name: tuple[str, ...]) -> None:
+    """Take a table of this lakehouse out of the catalog; no file is deleted."""
+    with suppress(NoSuchTableError):  # another process did it
+        catalog.drop_table(name)
+
+
+class LostMetadataError(DataError):
+    """The metadata of a table of this lakehouse is gone."""
 
 
 def load(catalog: Catalog, name: tuple[str, ...], table: Table) -> IcebergTable | None:
@@ -173,19 +194,35 @@ def load(catalog: Catalog, name: tuple[str, ...], table: Table) -> IcebergTable 
 
     Raises:
         ConfigurationError: it is elsewhere.
-        FileNotFoundError: its metadata is gone.
+        LostMetadataError: its metadata is gone.
     """
+    place = location_of(table)
     try:
         held = catalog.load_table(name)
     except NoSuchTableError:
         return None
-    place = location_of(table)
+    except (FileNotFoundError, ServerError) as error:
+        if isinstance(error, ServerError) and LOST not in str(error):
+            raise
+        if not _is_below(place, str(error)):
+            raise _of_another(name, "elsewhere, and its metadata is gone", place) from error
+        raise LostMetadataError(f"the Iceberg metadata of {table.name} is gone") from error
     if held.location().rstrip("/") != place:
-        raise ConfigurationError(
-            f"{'.'.join(name)} of the Iceberg catalog is {held.location()}, not {place}: set GAME_EVENTS_ICEBERG_NAMESPACE to "
-            "a namespace of this lakehouse's own, or drop that table from the catalog"
-        )
+        raise _of_another(name, held.location(), place)
     return held
+
+
+def _is_below(place: str, said: str) -> bool:
+    """Whether an error names metadata of the table at a place: nothing else says whose the table was."""
+    path = f"{place.partition('://')[2]}/{FOLDER}/"
+    return re.search(rf"(^|['\"]|: |file:(//)?|[a-z0-9]://){re.escape(path)}", said) is not None
+
+
+def _of_another(name: tuple[str, ...], where: str, place: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{'.'.join(name)} of the Iceberg catalog is {where}, not {place}: set GAME_EVENTS_ICEBERG_NAMESPACE to a namespace of "
+        "this lakehouse's own, or drop that table from the catalog"
+    )
 
 
 def _made(catalog: Catalog, name: tuple[str, ...], table: Table, handle: DeltaTable) -> IcebergTable:

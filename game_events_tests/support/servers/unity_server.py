@@ -10,15 +10,15 @@ import contextlib
 import json
 import os
 import re
-import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import requests
+
+from game_events_tests.support.servers.json_server import json_server
 
 #: Address and token of a real server.
 REAL = os.environ.get("GAME_EVENTS_TEST_UNITY")
@@ -29,11 +29,15 @@ PAGE = 2
 
 
 class UnityServer:
-    """Attributes: `url` and `token`; `catalog`, which is there and has nothing in it; `asked`, calls so far (of a double)."""
+    """Attributes: `url` and `token`; `catalog`, which is there and has nothing in it; of a double `asked`, calls so far.
+
+    `refuse`: (method, path) -> (status, answer) of a double instead of its own.
+    """
 
     def __init__(self, url: str, token: str, catalog: str) -> None:
         self.url, self.token, self.catalog = url, token, catalog
         self.asked: list[str] = []
+        self.refuse: dict[tuple[str, str], tuple[int, Any]] = {}
         self._call("POST", "2.1/unity-catalog/catalogs", {"name": catalog})
 
     def add_user(self, name: str) -> None:
@@ -66,12 +70,10 @@ def unity_server() -> Iterator[UnityServer]:
         yield UnityServer(url, token, catalog)
         return
     double = _Double()
-    try:
-        server = UnityServer(double.url, TOKEN, catalog)
-        server.asked = double.asked
+    with json_server(double.say) as url:
+        server = UnityServer(url, TOKEN, catalog)
+        server.asked, server.refuse = double.asked, double.refused
         yield server
-    finally:
-        double.close()
 
 
 class _RefusedError(Exception):
@@ -88,16 +90,21 @@ class _Double:
         self._entries: dict[str, dict[str, Any]] = {}
         self._users = {"admin"}
         self._privileges: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        #: (method, path) -> (status, answer) instead of its own.
+        self.refused: dict[tuple[str, str], tuple[int, Any]] = {}
 
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+    def say(self, method: str, target: str, headers: Mapping[str, str], body: Any) -> tuple[int, Any]:
+        """Status and answer of a call."""
+        self.asked.append(f"{method} {target}")
+        path = target.partition("?")[0].rpartition("/unity-catalog/")[2]
+        if (method, path) in self.refused:
+            return self.refused[method, path]
+        try:
+            if headers.get("Authorization") != f"Bearer {TOKEN}":
+                raise _RefusedError(401, "UNAUTHENTICATED", "No authorization found.")
+            return 200, self.answer(method, target, body)
+        except _RefusedError as error:
+            return error.status, error.body
 
     def answer(self, method: str, target: str, body: Any) -> dict[str, Any]:  # noqa: PLR0911 - a case for each call
         """The answer of a call; _RefusedError: another status."""
@@ -171,33 +178,3 @@ class _Double:
     def _assigned(self, privileges: dict[str, set[str]]) -> dict[str, Any]:
         assigned = [{"principal": user, "privileges": sorted(has)} for user, has in privileges.items() if has]
         return {"privilege_assignments": assigned}
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        double = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
-                double.asked.append(f"{self.command} {self.path}")
-                try:
-                    if self.headers["Authorization"] != f"Bearer {TOKEN}":
-                        raise _RefusedError(401, "UNAUTHENTICATED", "No authorization found.")
-                    status, said = 200, double.answer(self.command, self.path, body)
-                except _RefusedError as error:
-                    status, said = error.status, error.body
-                text = json.dumps(said).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_GET = do_POST = do_PATCH = _answer  # noqa: N815 - the names of the base class
-
-            def log_message(self, *_: object) -> None:
-                """Quiet."""
-
-        return Handler

@@ -35,6 +35,7 @@ CLIENTS = {
     "plugins/local/up.py": "bounded",
     "plugins/catalog/openlineage_events.py": "within",
     "plugins/catalog/catalogs/unity.py": "bounded",
+    "plugins/iceberg/rest.py": "timeout=float(",
     "plugins/local/servers/local_stack.py": "within",
     "plugins/local/producer/produce.py": "registry_client",
     "plugins/export/delivery.py": "ClientTimeout(total=",

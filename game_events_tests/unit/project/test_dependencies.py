@@ -37,6 +37,7 @@ BROUGHT = {
     "py4j": "pyspark",
     "python-dotenv": "pydantic-settings",
     "pyyaml": "pydantic-settings",
+    "requests": "pyiceberg",
     "rich": "typer",
 }
 PLUGINS = ("local", "export", "files", "governance", "catalog", "alerts", "iceberg")

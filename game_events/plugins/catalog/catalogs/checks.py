@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
@@ -27,13 +28,14 @@ def grants_hold(pipeline: Pipeline) -> CheckResult:
     if grants is None:
         return CheckResult(HOLD, "bronze", True, "no grants are configured (GAME_EVENTS_GRANTS)")
     try:
-        plan = grants.plan(tables_of(pipeline.lakehouse))
+        with closing(grants):
+            plan = grants.plan(tables_of(pipeline.lakehouse))
     except GameEventsError as error:
         return CheckResult(
             HOLD, "bronze", False, f"the catalog could not be asked: {without_secrets(str(error), pipeline.settings)}"
         )
     counts = {"missing": len(plan.missing), "surplus": len(plan.surplus), "unregistered": len(plan.unregistered)}
-    return CheckResult(HOLD, "bronze", not plan.changes, plan.summary, counts)
+    return CheckResult(HOLD, "bronze", plan.holds, plan.summary, counts | {"unknown": len(plan.failed)})
 
 
 def doctor(settings: Settings) -> dict[str, Callable[[], str]]:
@@ -45,18 +47,24 @@ def doctor(settings: Settings) -> dict[str, Callable[[], str]]:
 
 def _found(settings: Settings) -> str:
     """A server that is down fails no run, so it is a hint only."""
-    server = UnityServer.of(CatalogSettings.of(settings))
     grants = Grants.of(settings)
     try:
-        if server is not None:
-            server.ask("GET", f"catalogs/{in_path(str(settings.catalog).partition('.')[0])}")
-        plan = grants.plan(tables_of(Lakehouse.of(settings))) if grants is not None else None
+        _require_catalog(settings)
+        if grants is None:
+            return f"{settings.catalog}: the server answers; no grants are configured"
+        with closing(grants):
+            plan = grants.plan(tables_of(Lakehouse.of(settings)))
     except TransientError as error:
         return Hint(f"{error}; runs warn until it does")
-    if plan is None:
-        return f"{settings.catalog}: the server answers; no grants are configured"
     text = f"{settings.catalog}: the server answers; grants: {plan.summary}"
-    return Hint(f"{text} (`game-events grants plan`)") if plan.changes else text
+    return text if plan.holds else Hint(f"{text} (`game-events grants plan`)")
+
+
+def _require_catalog(settings: Settings) -> None:
+    server = UnityServer.of(settings)
+    if server is not None:
+        with closing(server):
+            server.ask("GET", f"catalogs/{in_path(str(settings.catalog).partition('.')[0])}")
 
 
 CHECKS = (TableCheck(REGISTERED, "bronze", tables_registered), TableCheck(HOLD, "bronze", grants_hold))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Annotated
 
 import typer
@@ -26,22 +28,22 @@ Revoke = Annotated[bool, typer.Option("--revoke", help="Take away, too, what is 
 def plan(as_json: Json = False) -> None:
     """Show the changes that are missing, as statements, and what there is besides; nothing is changed."""
     output = Output(as_json=as_json)
-    _, found = _planned()
-    _show(output, found)
-    output.result(_as_json(found))
+    with _planned() as (_, found):
+        _show(output, found)
+    output.result(_as_json(found), success=not found.failed)
 
 
 @app.command("apply")
 def apply(revoke: Revoke = False, as_json: Json = False) -> None:
     """Give what is missing; exit code 1 if the catalog refuses some of it."""
     output = Output(as_json=as_json)
-    grants, found = _planned()
-    failures = grants.make(found, revoke=revoke)
+    with _planned() as (grants, found):
+        failures = [*found.failures, *grants.make(found, revoke=revoke)]
     _show(output, found)
     for failure in failures:
         output.say(f"FAILED {failure}")
-    made = len(found.changes if revoke else found.missing)
-    output.say(f"{made:,} changes, of which {len(failures):,} requests failed" if failures else f"{made:,} changes made")
+    asked = len(found.changes if revoke else found.missing)
+    output.say(f"{asked:,} changes asked for, {len(failures):,} failures" if failures else f"{asked:,} changes made")
     if found.surplus and not revoke:
         output.say("what is surplus was left as it is: --revoke takes it away")
     output.result(_as_json(found) | {"failures": failures}, success=not failures)
@@ -51,17 +53,19 @@ def apply(revoke: Revoke = False, as_json: Json = False) -> None:
 def check(as_json: Json = False) -> None:
     """Exit code 1 if a grant is missing or surplus."""
     output = Output(as_json=as_json)
-    _, found = _planned()
-    _show(output, found)
-    output.result(_as_json(found), success=not found.changes)
+    with _planned() as (_, found):
+        _show(output, found)
+    output.result(_as_json(found), success=found.holds)
 
 
-def _planned() -> tuple[Grants, Plan]:
+@contextmanager
+def _planned() -> Iterator[tuple[Grants, Plan]]:
     settings = load_settings()
     grants = Grants.of(settings)
     if grants is None:
         raise ConfigurationError("no grants are configured: set GAME_EVENTS_GRANTS (docs/catalogs.md)")
-    return grants, grants.plan(tables_of(Lakehouse.of(settings)))
+    with closing(grants):
+        yield grants, grants.plan(tables_of(Lakehouse.of(settings)))
 
 
 def _show(output: Output, found: Plan) -> None:
@@ -72,7 +76,9 @@ def _show(output: Output, found: Plan) -> None:
             output.say(f"  {change}")
     if found.unregistered:
         output.say(f"not registered yet, the next run does it: {', '.join(found.unregistered)}")
-    if not found.changes:
+    for failure in found.failures:
+        output.say(f"not known: {failure}")
+    if found.holds:
         output.say("the catalog has the grants of the settings, and no others")
 
 
@@ -81,4 +87,5 @@ def _as_json(found: Plan) -> dict[str, object]:
         "missing": list(map(str, found.missing)),
         "surplus": list(map(str, found.surplus)),
         "unregistered": found.unregistered,
+        "unknown": found.failed,
     }

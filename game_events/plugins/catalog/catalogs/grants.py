@@ -14,7 +14,7 @@ from typing import Self
 
 from game_events.config.extensions import extensions_of
 from game_events.config.settings import Settings
-from game_events.errors import ConfigurationError, first_few
+from game_events.errors import ConfigurationError, GameEventsError, first_few
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -28,7 +28,7 @@ from game_events.lakehouse.tables import (
     gold_of_all,
 )
 from game_events.plugins.catalog.catalogs.places import quoted
-from game_events.plugins.catalog.catalogs.unity import MissingError, UnityServer
+from game_events.plugins.catalog.catalogs.unity import AwayError, MissingError, UnityServer
 from game_events.plugins.catalog.settings import EVERY_GAME, CatalogSettings, Grant
 
 CATALOG, SCHEMA, TABLE = "catalog", "schema", "table"
@@ -60,10 +60,21 @@ class Change:
 
 @dataclass
 class Plan:
-    """What would have to change; `unregistered`: tables that the catalog does not have yet."""
+    """What would have to change.
+
+    Attributes:
+        unregistered: tables that the catalog does not have yet.
+        failed: table of which it is not known -> why.
+    """
 
     changes: list[Change] = field(default_factory=list)
     unregistered: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing has to change, of all tables."""
+        return not self.changes and not self.failed
 
     @property
     def missing(self) -> list[Change]:
@@ -81,7 +92,12 @@ class Plan:
         text = f"{len(self.missing):,} missing, {len(self.surplus):,} surplus"
         if self.changes:
             text += f": {first_few(list(map(str, self.changes)), SHOWN)}"
-        return text
+        return text + (f"; not known: {first_few(self.failures, SHOWN)}" if self.failed else "")
+
+    @property
+    def failures(self) -> list[str]:
+        """Tables of which it is not known, and why."""
+        return [f"{name}: {why}" for name, why in self.failed.items()]
 
 
 @dataclass(frozen=True)
@@ -115,8 +131,8 @@ class Grants:
     def of(cls, settings: Settings) -> Self | None:
         """Those of the settings; None: there are none."""
         own = CatalogSettings.of(settings)
-        server = UnityServer.of(own)
-        if server is None or not own.grants:
+        server = UnityServer.of(settings) if own.grants else None
+        if server is None:
             return None
         aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in extensions_of(settings).aggregates))
         return cls(server, str(settings.catalog), own.grants, aggregates, is_partitioned=settings.silver_layout == PARTITIONED)
@@ -125,7 +141,13 @@ class Grants:
         """What has to change for these tables, their schema and their catalog."""
         plan = Plan()
         content = {table.name: self._content(table.key) for table in tables.values()}
-        wanted = {name: self._wanted(name, of_table) for name, of_table in content.items() if of_table is not None}
+        wanted: dict[str, dict[str, set[str]]] = {}
+        for name, has in content.items():
+            try:
+                if has is not None:
+                    wanted[name] = self._wanted(name, has)
+            except ConfigurationError as error:
+                plan.failed[name] = str(error)
         everyone = {principal for of_table in wanted.values() for principal in of_table}
         catalog = self._database.partition(".")[0]
         plan.changes += self._changes(CATALOG, catalog, {principal: {USE[CATALOG]} for principal in everyone})
@@ -139,6 +161,10 @@ class Grants:
                 plan.changes += self._changes(TABLE, f"{self._database}.{name}", of_table)
             except MissingError:
                 plan.unregistered.append(name)
+            except AwayError:
+                raise
+            except GameEventsError as error:
+                plan.failed[name] = str(error)
         return plan
 
     def make(self, plan: Plan, *, revoke: bool) -> list[str]:
@@ -152,15 +178,20 @@ class Grants:
             remove = [change.privilege for change in changes if change.surplus]
             try:
                 self._server.change_permissions(kind, name, principal, add=add, remove=remove)
-            except ConfigurationError as error:
+            except AwayError:
+                raise
+            except GameEventsError as error:
                 failures.append(f"{'; '.join(map(str, changes))}: {error}")
         return failures
 
-    def give(self, tables: Mapping[str, Table]) -> None:
-        """Give new tables their grants; ConfigurationError if some were not taken."""
-        failures = self.make(self.plan(tables), revoke=False)
-        if failures:
-            raise ConfigurationError(f"grants were not taken: {first_few(failures, SHOWN)}")
+    def give(self, tables: Mapping[str, Table]) -> list[str]:
+        """Give new tables their grants; returns why some could not be given."""
+        plan = self.plan(tables)
+        return [*plan.failures, *self.make(plan, revoke=False)]
+
+    def close(self) -> None:
+        """End the connections of the server."""
+        self._server.close()
 
     def _changes(self, kind: str, name: str, wanted: Mapping[str, set[str]]) -> Iterator[Change]:
         there = self._server.permissions(kind, name)

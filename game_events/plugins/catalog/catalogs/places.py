@@ -1,7 +1,17 @@
 """Names and places of tables in catalogs: which can be registered, how SQL quotes them, when two addresses are the same."""
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse, Table
+
+
+class Registered(NamedTuple):
+    """What a catalog has: names of tables and views; of ours that are at another place: name -> what to do."""
+
+    names: set[str]
+    foreign: Mapping[str, str]
 
 
 def same_place(first: str, second: str) -> bool:
@@ -23,9 +33,9 @@ def of_another(catalog: str, name: str, place: str, ours: Table) -> Configuratio
 
 
 def tables_of(lakehouse: Lakehouse) -> dict[str, Table]:
-    """Name -> table; an object store may also have folders without a first commit."""
+    """Name -> table; an object store may also have folders without a first commit. None is opened: one may be damaged."""
     tables = [lakehouse.table(key) for key in lakehouse.names()]
-    return {t.name: t for t in tables if "://" not in lakehouse.root or t.open_to_read() is not None}
+    return {t.name: t for t in tables if "://" not in lakehouse.root or t.exists()}
 
 
 def quoted(name: str) -> str:

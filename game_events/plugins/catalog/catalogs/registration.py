@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Protocol
 
+from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from game_events.config.masking import without_secrets
-from game_events.errors import GameEventsError, first_few, first_line
+from game_events.config.masking import cause_of
+from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.tables import Layer, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import CheckResult, RunResult
 from game_events.plugins.catalog.catalogs.grants import Grants
-from game_events.plugins.catalog.catalogs.places import tables_of
+from game_events.plugins.catalog.catalogs.places import Registered, tables_of
 from game_events.plugins.catalog.catalogs.spark_catalog import SparkCatalog
-from game_events.plugins.catalog.catalogs.unity import UnityCatalog, UnityServer
+from game_events.plugins.catalog.catalogs.unity import AwayError, UnityCatalog, UnityServer
 from game_events.plugins.catalog.catalogs.views import TypeViews
 from game_events.plugins.catalog.settings import CatalogSettings
 
@@ -39,11 +41,14 @@ SHOWN = 5
 class Catalog(Protocol):
     """A database of a catalog."""
 
-    def registered(self, ours: Mapping[str, Table]) -> set[str]:
-        """Names of all that is in it; ConfigurationError: a table of `ours` is that of another lakehouse."""
+    def registered(self, ours: Mapping[str, Table]) -> Registered:
+        """What is in it; ConfigurationError: bronze of `ours` is that of another lakehouse."""
 
     def register(self, table: Table) -> None:
         """Register a table."""
+
+    def close(self) -> None:
+        """End its connections."""
 
 
 def register_tables(pipeline: Pipeline, report: RunReport, views: TypeViews | None = None) -> None:
@@ -58,60 +63,96 @@ def register_tables(pipeline: Pipeline, report: RunReport, views: TypeViews | No
     games = _games_with_views(pipeline, report)
     if changed <= pipeline.registered and not games:
         return
+    failed: list[str] = []
     try:
         if not changed <= pipeline.registered:
-            _register(pipeline, report)
+            failed += _register(pipeline, report)
         if games:
-            made = (views or TypeViews(pipeline.lakehouse)).renew(
-                SparkCatalog(pipeline.spark, pipeline.settings.catalog), games
-            )
-            report.add(RunResult(registered=made))
-        report.add_checks(CheckResult(REGISTERED, "bronze", True, f"{len(pipeline.registered):,} tables are registered"))
+            failed += _renew_views(pipeline, report, views or TypeViews(pipeline.lakehouse), games)
     except Exception as error:  # noqa: BLE001 - the rows are committed: no error here may fail the run
-        why = _cause(pipeline, error)
+        why = cause_of(error, pipeline.settings)
         log.warning("catalog=%s tables_not_registered=true why=%r", pipeline.settings.catalog, why)
-        summary = f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}"
-        report.warn(summary)
-        report.add_checks(CheckResult(REGISTERED, "bronze", False, summary))
+        failed.append(f"tables could not be registered in the catalog {pipeline.settings.catalog}: {why}")
+    for text in failed:
+        report.warn(text)
+    summary = f"{len(pipeline.registered):,} tables are registered"
+    report.add_checks(CheckResult(REGISTERED, "bronze", not failed, "; ".join(failed) or summary))
 
 
 def tables_registered(pipeline: Pipeline) -> CheckResult:
     """Whether every table of the lakehouse is in the catalog."""
     if pipeline.settings.catalog is None:
         return CheckResult(REGISTERED, "bronze", True, "no catalog is configured (GAME_EVENTS_CATALOG)")
-    tables = tables_of(pipeline.lakehouse)
     try:
-        known = catalog_of(pipeline).registered(_ours(pipeline, tables))
+        tables = tables_of(pipeline.lakehouse)
+        with closing(catalog_of(pipeline)) as catalog:
+            known = catalog.registered(_ours(pipeline, tables))
     except (GameEventsError, PySparkException, Py4JError) as error:
-        return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {_cause(pipeline, error)}")
-    missing = sorted(tables.keys() - known)
+        return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {cause_of(error, pipeline.settings)}")
+    missing = sorted(tables.keys() - known.names)
     counts = {"tables": len(tables), "missing": len(missing)}
     if not missing:
         return CheckResult(REGISTERED, "bronze", True, f"all {len(tables):,} tables are registered", counts)
-    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {first_few(missing, SHOWN, ', ')}", counts)
+    named = [known.foreign.get(name, name) for name in missing]
+    return CheckResult(REGISTERED, "bronze", False, f"not in the catalog: {first_few(named, SHOWN, ', ')}", counts)
 
 
 def catalog_of(pipeline: Pipeline) -> Catalog:
     """The catalog of the settings: Unity's, if its address is set, else one of Spark's."""
-    settings = CatalogSettings.of(pipeline.settings)
     database = str(pipeline.settings.catalog)
-    server = UnityServer.of(settings)
+    server = UnityServer.of(pipeline.settings)
     return SparkCatalog(pipeline.spark, database) if server is None else UnityCatalog(server, database)
 
 
-def _register(pipeline: Pipeline, report: RunReport) -> None:
-    catalog = catalog_of(pipeline)
+def _register(pipeline: Pipeline, report: RunReport) -> list[str]:
+    """Register what is missing, with its grants; returns what failed, of one table or another."""
     tables = tables_of(pipeline.lakehouse)
-    pipeline.registered.update(catalog.registered(_ours(pipeline, tables)))
-    new = sorted(tables.keys() - pipeline.registered)
-    for name in new:
-        catalog.register(tables[name])
-        failpoints.reach("table_registered", name)
-        pipeline.registered.add(name)
-        report.add(RunResult(registered=[name]))
-    grants = Grants.of(pipeline.settings)
-    if new and grants is not None:
-        grants.give({name: tables[name] for name in new})
+    with closing(catalog_of(pipeline)) as catalog:
+        there = catalog.registered(_ours(pipeline, tables))
+        pipeline.registered.update(there.names)
+        failed = dict(there.foreign)
+        new = []
+        for name in sorted(tables.keys() - pipeline.registered - failed.keys()):
+            try:
+                catalog.register(tables[name])
+            except AwayError:
+                raise
+            except (GameEventsError, PySparkException, DeltaError, OSError) as error:
+                failed[name] = cause_of(error, pipeline.settings)
+                continue
+            failpoints.reach("table_registered", name)
+            pipeline.registered.add(name)
+            report.add(RunResult(registered=[name]))
+            new.append(name)
+    return [
+        *_said(f"tables could not be registered in the catalog {pipeline.settings.catalog}", failed),
+        *_give(pipeline, {name: tables[name] for name in new}),
+    ]
+
+
+def _give(pipeline: Pipeline, new: Mapping[str, Table]) -> list[str]:
+    """Give new tables their grants; no later run does it."""
+    grants = Grants.of(pipeline.settings) if new else None
+    if grants is None:
+        return []
+    try:
+        with closing(grants):
+            failures = grants.give(new)
+    except GameEventsError as error:
+        failures = [cause_of(error, pipeline.settings)]
+    return [f"grants were not given (`game-events grants apply` gives them): {first_few(failures, SHOWN)}"] if failures else []
+
+
+def _renew_views(pipeline: Pipeline, report: RunReport, views: TypeViews, games: set[str]) -> list[str]:
+    renewed = views.renew(SparkCatalog(pipeline.spark, str(pipeline.settings.catalog)), games)
+    report.add(RunResult(registered=renewed.names))
+    failed = {game: cause_of(error, pipeline.settings) for game, error in renewed.failed.items()}
+    return _said(f"views of types could not be made in the catalog {pipeline.settings.catalog}", failed)
+
+
+def _said(what: str, failed: Mapping[str, str]) -> list[str]:
+    named = [f"{name} ({why})" for name, why in failed.items()]
+    return [f"{len(named):,} {what}: {first_few(named, SHOWN)}"] if named else []
 
 
 def _ours(pipeline: Pipeline, tables: Mapping[str, Table]) -> Mapping[str, Table]:
@@ -124,8 +165,3 @@ def _games_with_views(pipeline: Pipeline, report: RunReport) -> set[str]:
     if CatalogSettings.of(pipeline.settings).catalog_views is None:
         return set()
     return {entry.game for entry in report.of(Layer.SILVER) if entry.error is None and entry.game is not None}
-
-
-def _cause(pipeline: Pipeline, error: Exception) -> str:
-    """The first line of an error: a catalog's errors are long stacks."""
-    return without_secrets(f"{type(error).__name__}: {first_line(error)}", pipeline.settings, most=600)

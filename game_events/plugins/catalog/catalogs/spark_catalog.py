@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from game_events.errors import ConfigurationError, first_line
 from game_events.lakehouse.tables import BRONZE, Table
-from game_events.plugins.catalog.catalogs.places import literal, of_another, quoted, same_place
+from game_events.plugins.catalog.catalogs.places import Registered, literal, of_another, quoted, same_place
 
 IMPLEMENTATION = "spark.sql.catalogImplementation"
 
@@ -29,7 +29,7 @@ class SparkCatalog:
         self._database = ".".join(map(quoted, database.split(".")))
         self.name = database
 
-    def registered(self, ours: Mapping[str, Table]) -> set[str]:
+    def registered(self, ours: Mapping[str, Table]) -> Registered:
         """Names of all tables and views; the database is made if there is none.
 
         Raises:
@@ -44,7 +44,7 @@ class SparkCatalog:
             described = self._spark.sql(f"DESCRIBE DETAIL {self.of_table(table.name)}").select("location").collect()
             if not same_place(described[0]["location"], table.uri):
                 raise of_another(self.name, table.name, described[0]["location"], table)
-        return names
+        return Registered(names, {})
 
     def register(self, table: Table) -> None:
         """Register a table, unless one of its name is there."""
@@ -70,6 +70,9 @@ class SparkCatalog:
         except PySparkException as error:
             raise ConfigurationError(f"the catalog {self.name} did not take the view {name}: {first_line(error)}") from error
         return True
+
+    def close(self) -> None:
+        """Nothing: the session is others', too."""
 
     def of_table(self, name: str) -> str:
         """The name of a table or view in a statement."""

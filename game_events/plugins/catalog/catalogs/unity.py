@@ -1,31 +1,42 @@
 """Unity Catalog, by its REST API: Spark needs no connector, and a run that registers a table starts no Spark for it.
 
 The official client for Python would bring an HTTP library and an event loop of its own for the seven calls that are made here.
-Each call is over after `TIMEOUT_S`; the token is sent to the address of the settings alone, as no redirect is followed.
+Each call is over after `TIMEOUT_S`, a listing after `MOST_PAGES`; the token is sent to the address of the settings alone, as no
+redirect is followed.
 """
 
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote
 
 import httpx2
+import msgspec
 from deltalake import DeltaTable
 
 from game_events.config.http_bounds import bounded
+from game_events.config.masking import mask_all, value_of
+from game_events.config.network import UNTRUSTED
+from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.tables import Table
-from game_events.plugins.catalog.catalogs.places import of_another, same_place
+from game_events.lakehouse.tables import BRONZE, Table
+from game_events.plugins.catalog.catalogs.places import Registered, of_another, same_place
 from game_events.plugins.catalog.settings import CatalogSettings
 
 #: Seconds of a call, and bytes of its answer: a page of tables with all columns.
 TIMEOUT_S = 60.0
 MOST_BYTES = 64 * 2**20
 API = "api/2.1/unity-catalog"
+#: Pages of a listing: of a server that always says that there are more.
+MOST_PAGES = 10_000
 #: Characters of a server's message that an error repeats.
 SAID_CHARS = 300
+#: Characters of it that are looked at.
+READ_CHARS = 10_000
 #: Characters of a path that are themselves in an address: not all readers decode others.
 IN_ADDRESSES = "/!$&'()*+,;=:@~"
 #: Delta's names of types -> Unity's; all others are themselves in upper case.
@@ -34,60 +45,108 @@ TYPE_NAMES = {"integer": "INT"}
 SQL_TYPES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 
 
+class _Entry(msgspec.Struct):
+    name: str
+    storage_location: str | None = None
+
+
+class _Tables(msgspec.Struct):
+    tables: list[_Entry] | None = None
+    next_page_token: str | None = None
+
+
+class _Assignment(msgspec.Struct):
+    principal: str
+    privileges: list[str]
+
+
+class _Permissions(msgspec.Struct):
+    privilege_assignments: list[_Assignment] | None = None
+
+
+T = TypeVar("T")
+
+
 class UnityServer:
     """The calls of a server's API; each raises as `ask`."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, token: str | None, timeout_s: float = TIMEOUT_S, authorities: Path | None = None) -> None:
+        """`authorities`: PEM file of those that its certificate is verified with, instead of the system's."""
         self._api = f"{url}/{API}"
+        self._secrets = [token] if token else []
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = bounded(httpx2.Client(timeout=timeout_s, headers=headers), timeout_s, MOST_BYTES)
+        trust = True if authorities is None else ssl.create_default_context(cafile=str(authorities))
+        self._client = bounded(httpx2.Client(timeout=timeout_s, headers=headers, verify=trust), timeout_s, MOST_BYTES)
 
     @classmethod
-    def of(cls, settings: CatalogSettings) -> Self | None:
+    def of(cls, settings: Settings) -> Self | None:
         """The server of the settings; None: there is none."""
-        token = settings.unity_token.get_secret_value() if settings.unity_token is not None else None
-        return cls(settings.unity_url, token) if settings.unity_url is not None else None
+        own = CatalogSettings.of(settings)
+        return cls(own.unity_url, value_of(own.unity_token), authorities=settings.tls_ca_file) if own.unity_url else None
+
+    def close(self) -> None:
+        """End its connections."""
+        self._client.close()
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str | int) -> dict[str, Any]:
         """The answer of one call.
 
         Raises:
             MissingError: there is no such thing.
-            TransientError: the server cannot be reached, or is broken.
+            AwayError: the server cannot be reached.
+            TransientError: it is broken.
             ConfigurationError: it refuses.
         """
         try:
             answer = self._client.request(method, f"{self._api}/{path}", params=query, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise TransientError(f"Unity Catalog at {self._api} does not answer: {type(error).__name__}") from error
+            why = type(error).__name__
+            if UNTRUSTED in str(error):
+                why = "its certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
+            raise AwayError(f"Unity Catalog at {self._api} does not answer: {why}") from error
         if answer.is_success:
-            return _object(answer)
-        said = f"Unity Catalog answers {method} {path} with {answer.status_code}: {_message(answer)}"
+            return _object(answer, path)
+        message = mask_all(_message(answer), self._secrets)  # a server may repeat what it was told
+        said = f"Unity Catalog answers {method} {path} with {answer.status_code}: {message[:SAID_CHARS]}"
         if answer.status_code == 404:
             raise MissingError(said)
         raise (TransientError if answer.status_code >= 500 or answer.status_code == 429 else ConfigurationError)(said)
 
-    def pages(self, path: str, key: str, **query: str) -> Iterator[dict[str, Any]]:
-        """What a listing has, page by page."""
-        more: dict[str, str] = {}
+    def tables(self, catalog: str, schema: str) -> Iterator[tuple[str, str]]:
+        """(name, address) of each table of a schema."""
+        query = {"catalog_name": catalog, "schema_name": schema}
+        seen = {""}
         while True:
-            answer = self.ask("GET", path, None, **query, **more)
-            yield from answer.get(key) or ()
-            if not answer.get("next_page_token"):
+            page = self._read(_Tables, "tables", **query)
+            yield from ((entry.name, entry.storage_location or "") for entry in page.tables or ())
+            token = page.next_page_token or ""
+            if not token:
                 return
-            more = {"page_token": answer["next_page_token"]}
+            if token in seen or len(seen) > MOST_PAGES:
+                raise ConfigurationError(f"Unity Catalog does not end its list of the tables of {catalog}.{schema}")
+            seen.add(token)
+            query |= {"page_token": token}
 
     def permissions(self, kind: str, name: str) -> dict[str, set[str]]:
         """Principal -> privileges on a catalog, schema or table, as `SELECT` or `USE SCHEMA`."""
-        assigned = self.ask("GET", f"permissions/{kind}/{in_path(name)}").get("privilege_assignments") or ()
-        return {
-            str(one["principal"]): {str(privilege).replace("_", " ") for privilege in one["privileges"]} for one in assigned
-        }
+        assigned = self._read(_Permissions, f"permissions/{kind}/{in_path(name)}").privilege_assignments or ()
+        return {one.principal: {privilege.replace("_", " ") for privilege in one.privileges} for one in assigned}
+
+    def _read(self, kind: type[T], path: str, **query: str) -> T:
+        answer = self.ask("GET", path, None, **query)
+        try:
+            return msgspec.convert(answer, kind)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"Unity Catalog's answer to GET {path} is not as its API says: {error}") from error
 
     def change_permissions(self, kind: str, name: str, principal: str, *, add: list[str], remove: list[str]) -> None:
         """Give a principal privileges, and take others away."""
         changes = {"changes": [{"principal": principal, "add": add, "remove": remove}]}
         self.ask("PATCH", f"permissions/{kind}/{in_path(name)}", changes)
+
+
+class AwayError(TransientError):
+    """The server does not answer: whatever else is asked of it now fails, too."""
 
 
 class MissingError(ConfigurationError):
@@ -102,24 +161,31 @@ class UnityCatalog:
         self._server = server
         self._catalog, _, self._schema = name.partition(".")
 
-    def registered(self, ours: Mapping[str, Table]) -> set[str]:
+    def registered(self, ours: Mapping[str, Table]) -> Registered:
         """Names of all tables; the schema is made if there is none.
 
         Raises:
-            ConfigurationError: a table is that of another lakehouse, or there is no such catalog.
+            ConfigurationError: bronze is that of another lakehouse, or there is no such catalog.
         """
         try:
             self._server.ask("GET", f"schemas/{in_path(self.name)}")
         except MissingError:
             self._server.ask("POST", "schemas", {"name": self._schema, "catalog_name": self._catalog})
         names = set()
-        for entry in self._server.pages("tables", "tables", catalog_name=self._catalog, schema_name=self._schema):
-            name = str(entry["name"])
-            place = str(entry.get("storage_location") or "")
-            if name in ours and not same_place(unquote(place), ours[name].uri):
-                raise of_another(self.name, name, unquote(place), ours[name])
-            names.add(name)
-        return names
+        foreign = {}
+        for name, place in self._server.tables(self._catalog, self._schema):
+            if name not in ours or same_place(unquote(place), ours[name].uri):
+                names.add(name)
+                continue
+            error = of_another(self.name, name, unquote(place), ours[name])
+            if ours[name].key == BRONZE:  # the schema is another lakehouse's
+                raise error
+            foreign[name] = str(error)
+        return Registered(names, foreign)
+
+    def close(self) -> None:
+        """End its connections."""
+        self._server.close()
 
     def register(self, table: Table) -> None:
         """Register a table with its columns as they are now: readers take them from the table's log."""
@@ -173,7 +239,7 @@ def in_path(name: str) -> str:
     return quote(name, safe="")
 
 
-def _object(answer: httpx2.Response) -> dict[str, Any]:
+def _object(answer: httpx2.Response, path: str) -> dict[str, Any]:
     if not answer.content.strip():
         return {}
     try:
@@ -181,9 +247,8 @@ def _object(answer: httpx2.Response) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ConfigurationError(
-            f"{answer.url.copy_with(query=None)} does not answer as Unity Catalog does: is it the right address?"
-        )
+        server = answer.url.copy_with(path="/", query=None)
+        raise ConfigurationError(f"{server} does not answer {path} as Unity Catalog does: is it the right address?")
     return value
 
 
@@ -194,4 +259,4 @@ def _message(answer: httpx2.Response) -> str:
     except ValueError:
         value = answer.text
     said = str(value.get("message", value)) if isinstance(value, dict) else str(value)
-    return " ".join(said.split())[:SAID_CHARS] or answer.reason_phrase
+    return " ".join(said.split())[:READ_CHARS] or answer.reason_phrase

@@ -2,8 +2,10 @@
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import SILVER, Lakehouse, names_of, silver_name
 from game_events.plugins.catalog.catalogs import views
 from game_events.plugins.catalog.catalogs.places import literal, quoted
@@ -46,7 +48,7 @@ def read(monkeypatch):
 def test_each_type_is_a_view_with_its_own_columns(lakehouse):
     add_types(lakehouse, BOTH)
     catalog = Catalog()
-    assert TypeViews(lakehouse).renew(catalog, ["a"]) == ["silver_a__paid_events", "silver_a__start_events"]
+    assert TypeViews(lakehouse).renew(catalog, ["a"]).names == ["silver_a__paid_events", "silver_a__start_events"]
     assert catalog.queries["silver_a__start_events"] == (
         "SELECT `_message_type`, `_batch`, `game_name`, `level` FROM `games`.`silver_a_events` "
         "WHERE _message_type IN ('t.Start')"
@@ -57,19 +59,19 @@ def test_a_view_is_made_again_if_its_type_has_a_new_column_and_no_other_one(lake
     add_types(lakehouse, BOTH)
     catalog, made = Catalog(), TypeViews(lakehouse)
     made.renew(catalog, ["a"])
-    assert made.renew(catalog, ["a"]) == []
+    assert made.renew(catalog, ["a"]).names == []
     add_types(lakehouse, {"t.Start": {"level": "4", "mode": "hard"}})
-    assert made.renew(catalog, ["a"]) == ["silver_a__start_events"]
+    assert made.renew(catalog, ["a"]).names == ["silver_a__start_events"]
     assert "`mode`" in catalog.queries["silver_a__start_events"]
 
 
 def test_a_file_is_opened_once_and_only_if_the_log_does_not_know_its_type(lakehouse, read):
     add_types(lakehouse, {"t.Start": {"level": "3"}})
     made = TypeViews(lakehouse)
-    assert made.renew(Catalog(), ["a"]) == ["silver_a__start_events"]
+    assert made.renew(Catalog(), ["a"]).names == ["silver_a__start_events"]
     assert read == []
     add_types(lakehouse, {"t.Won": {"score": "1"}, "t.Paid": {"amount": "7"}, "t.Start": {"level": "1"}})
-    assert made.renew(Catalog(), ["a"]) == ["silver_a__paid_events", "silver_a__won_events"]
+    assert made.renew(Catalog(), ["a"]).names == ["silver_a__paid_events", "silver_a__won_events"]
     made.renew(Catalog(), ["a"])
     assert len(read) == 1
 
@@ -78,7 +80,23 @@ def test_a_type_with_a_table_of_its_own_and_a_game_without_types_get_no_view(lak
     add_types(lakehouse, BOTH)
     add_types(lakehouse, {"t.Paid": {"amount": "7"}}, "a__paid")
     catalog = Catalog()
-    assert TypeViews(lakehouse).renew(catalog, ["a", "b"]) == ["silver_a__start_events"]
+    assert TypeViews(lakehouse).renew(catalog, ["a", "b"]).names == ["silver_a__start_events"]
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no views"), PySparkException("no views"), OSError("no views")])
+def test_a_game_whose_view_is_refused_is_named_and_the_others_get_theirs(lakehouse, error):
+    for game in ("a", "b", "c"):
+        add_types(lakehouse, {"t.Paid": {"amount": "7"}}, game)
+
+    class RefusingOne(Catalog):
+        def make_view(self, name, query):
+            if name.startswith("silver_b_"):
+                raise error
+            return super().make_view(name, query)
+
+    renewed = TypeViews(lakehouse).renew(RefusingOne(), ["a", "b", "c"])
+    assert renewed.names == ["silver_a__paid_events", "silver_c__paid_events"]
+    assert renewed.failed == {"b": error}
 
 
 def test_names_and_texts_are_quoted():
@@ -98,5 +116,5 @@ def test_with_one_table_for_all_games_a_view_has_the_rows_of_its_game(tmp_path):
         _, found = tables.query("SELECT game_name, level FROM silver_a__start_events")
         assert list(found) == [("a", "3")]
     catalog = Catalog()
-    assert TypeViews(lakehouse).renew(catalog, ["a"]) == ["silver_a__paid_events", "silver_a__start_events"]
+    assert TypeViews(lakehouse).renew(catalog, ["a"]).names == ["silver_a__paid_events", "silver_a__start_events"]
     assert catalog.queries["silver_a__start_events"].endswith("WHERE _message_type IN ('t.Start') AND `game_name` = 'a'")

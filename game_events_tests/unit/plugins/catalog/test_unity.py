@@ -1,5 +1,9 @@
 """Registration and grants in Unity Catalog; with `GAME_EVENTS_TEST_UNITY` in a real server."""
 
+import itertools
+from contextlib import closing
+
+import httpx2
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -12,9 +16,12 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableReport
 from game_events.pipeline.runs.preflight import Hint
+from game_events.plugins.catalog.catalogs import unity as unity_module
 from game_events.plugins.catalog.catalogs.checks import doctor, grants_hold
 from game_events.plugins.catalog.catalogs.registration import register_tables, tables_registered
-from game_events.plugins.catalog.catalogs.unity import UnityServer, columns
+from game_events.plugins.catalog.catalogs.unity import UnityCatalog, UnityServer, columns
+from game_events_tests.support.servers.json_server import json_server
+from game_events_tests.support.servers.secured_broker import make_certificates
 from game_events_tests.support.servers.unity_server import unity_server
 from game_events_tests.support.tables import put
 from game_events_tests.unit.plugins.catalog.test_registration import make
@@ -98,12 +105,80 @@ def test_another_lakehouses_tables_are_refused(tmp_path):
     assert not check(lakehouse=str(other)).passed
 
 
+def test_a_table_of_another_lakehouse_is_named_and_stays_and_the_others_are_registered(tmp_path):
+    make(tmp_path / "my lake", "silver_a_events")
+    registered()
+    other = str(tmp_path / "other")
+    make(other, "bronze_events", "silver_a_events", "silver_b_events")
+    names, (notice,) = registered(lakehouse=other)
+    assert names == ["bronze_events", "silver_b_events"]
+    assert f"1 tables could not be registered in the catalog {load_settings().catalog}: silver_a_events" in notice
+    assert "set GAME_EVENTS_CATALOG" in notice
+    found = check(lakehouse=other)
+    assert (found.passed, found.counts["missing"]) == (False, 1)
+    assert "set GAME_EVENTS_CATALOG" in found.summary
+
+
+@pytest.mark.parametrize("status", [400, 403, 500])
+def test_a_table_that_the_server_refuses_is_named_and_the_others_are_registered(environment, unity, tmp_path, status):
+    make(tmp_path / "my lake", *TABLES)
+    registered_once = UnityCatalog.register
+
+    def refuse_one(catalog, table):
+        if table.name == "gold_a_player_agg":
+            unity.refuse["POST", "tables"] = status, {"message": "no such type"}
+        try:
+            registered_once(catalog, table)
+        finally:
+            unity.refuse.clear()
+
+    environment.setattr(UnityCatalog, "register", refuse_one)
+    names, (notice,) = registered()
+    assert names == [name for name in TABLES if name != "gold_a_player_agg"]
+    assert "1 tables could not be registered" in notice
+    assert "gold_a_player_agg (" in notice
+    assert "no such type" in notice
+    environment.undo()
+
+
+def test_a_table_that_cannot_be_opened_is_named_and_the_others_are_registered(tmp_path):
+    root = tmp_path / "my lake"
+    make(root, "bronze_events", "silver_a_events", "silver_b_events")
+    (root / "silver_a_events" / "_delta_log" / f"{0:020}.json").write_text("{")
+    names, (notice,) = registered()
+    assert names == ["bronze_events", "silver_b_events"]
+    assert "silver_a_events (" in notice
+
+
+def test_a_table_whose_grants_cannot_be_asked_or_given_keeps_no_other_from_its_grants(environment, unity, cli, tmp_path):
+    make(tmp_path / "my lake", "gold_a_player_agg", "gold_b_player_agg", "gold_c_player_agg")
+    schema = f"{unity.catalog}.games"
+    asked, given = (f"permissions/table/{schema}.gold_{game}_player_agg" for game in "ab")
+    unity.refuse["GET", asked] = 500, {"message": "broken"}
+    unity.refuse["PATCH", given] = 503, {"message": "busy"}
+    names, (notice,) = registered(**grants_of({"layers": ["gold"], "to": [ANN]}))
+    assert len(names) == 3
+    assert "game-events grants apply" in notice
+    assert "broken" in notice
+    assert "busy" in notice
+    assert unity.privileges("table", f"{schema}.gold_c_player_agg") == {ANN: {"SELECT"}}
+    environment.setenv("GAME_EVENTS_GRANTS", '[{"layers": ["gold"], "to": ["ann@example.com"]}]')
+    assert list(cli("grants", "plan", "--json").result["unknown"]) == ["gold_a_player_agg"]
+    assert cli("grants", "check").code == 1
+    assert not grants_hold(Pipeline(load_settings(), no_spark)).passed
+    assert isinstance(doctor(load_settings())["catalog"](), Hint)
+    assert len(cli("grants", "apply", "--json").result["failures"]) == 2
+    unity.refuse.clear()
+    assert cli("grants", "apply").code == 0
+    assert cli("grants", "check").code == 0
+
+
 def test_a_server_that_is_away_is_a_notice_and_the_next_run_catches_up(tmp_path):
     make(tmp_path / "my lake", "bronze_events")
     away = "http://127.0.0.1:1"
     names, (notice,) = registered(unity_url=away)
     assert names == []
-    assert "TransientError: Unity Catalog at http://127.0.0.1:1/api/2.1/unity-catalog does not answer" in notice
+    assert "AwayError: Unity Catalog at http://127.0.0.1:1/api/2.1/unity-catalog does not answer" in notice
     assert check(unity_url=away).summary.startswith("the catalog could not be asked")
     hint = doctor(load_settings(unity_url=away))["catalog"]()
     assert isinstance(hint, Hint)
@@ -120,6 +195,25 @@ def test_a_wrong_token_and_a_wrong_catalog_are_named_and_the_token_is_not(tmp_pa
     assert "Catalog not found: nowhere" in notice
     with pytest.raises(ConfigurationError, match="Catalog not found: nowhere"):
         doctor(load_settings(catalog="nowhere.games"))["catalog"]()
+
+
+@pytest.mark.parametrize("status", [400, 403, 500])
+def test_a_server_that_repeats_the_token_gives_it_to_no_report_check_hint_or_command(environment, unity, cli, tmp_path, status):
+    make(tmp_path / "my lake", "gold_a_player_agg", "gold_b_player_agg")
+    registered()
+    make(tmp_path / "my lake", "silver_a_events")
+    environment.setenv("GAME_EVENTS_GRANTS", '[{"layers": ["gold"], "to": ["ann@example.com"]}]')
+    told = status, {"message": f"{'x' * 280} Authorization: Bearer {unity.token}"}
+    schema = f"{unity.catalog}.games"
+    unity.refuse["POST", "tables"] = told
+    unity.refuse["GET", f"permissions/table/{schema}.gold_a_player_agg"] = told
+    unity.refuse["PATCH", f"permissions/table/{schema}.gold_b_player_agg"] = told
+    texts = [*registered()[1], doctor(load_settings())["catalog"](), grants_hold(Pipeline(load_settings(), no_spark)).summary]
+    for command in (["grants", "plan"], ["grants", "apply"], ["grants", "check", "--json"]):
+        said = cli(*command)
+        texts += [said.out, said.err]
+    assert "Authorization" in "".join(texts)
+    assert unity.token[:6] not in "".join(texts)
 
 
 def test_a_run_that_dies_between_two_tables_leaves_the_others_to_the_next(tmp_path, monkeypatch):
@@ -164,7 +258,7 @@ def test_grants_are_planned_made_and_checked(environment, unity, cli, tmp_path):
         f"REVOKE SELECT ON SCHEMA {name} FROM {bob}",
         f"REVOKE SELECT ON TABLE {name}.`gold_b_player_agg` FROM `{ANN}`",
     ]
-    assert planned == {"missing": missing, "surplus": surplus, "unregistered": []}
+    assert planned == {"missing": missing, "surplus": surplus, "unregistered": [], "unknown": {}}
     assert cli("grants", "check").code == 1
     hint = doctor(load_settings())["catalog"]()
     assert isinstance(hint, Hint)
@@ -273,6 +367,67 @@ def test_a_grant_for_some_games_is_refused_where_a_table_has_all(tmp_path):
     grant = grants_of({"layers": ["silver"], "games": ["a"], "to": [ANN]})
     found = grants_hold(Pipeline(load_settings(silver_layout="partitioned", **grant), no_spark))
     assert "silver_events has the rows of all games, so ann@example.com cannot get those of a alone" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("tables", {"tables": [{"storage_location": "file:///x"}]}),
+        ("tables", {"tables": {"name": "x"}}),
+        ("tables", {"tables": [], "next_page_token": 7}),
+        ("permissions/table/main.games.t", {"privilege_assignments": [{"privileges": ["SELECT"]}]}),
+        ("permissions/table/main.games.t", {"privilege_assignments": [{"principal": "a", "privileges": "SELECT"}]}),
+        ("permissions/table/main.games.t", "[]"),
+    ],
+)
+def test_an_answer_of_another_shape_is_an_error_that_says_what_and_where(unity, path, answer):
+    unity.refuse["GET", path] = 200, answer
+    with (
+        closing(UnityServer(unity.url, unity.token)) as server,
+        pytest.raises(ConfigurationError, match=r"Unity Catalog") as said,
+    ):
+        if path == "tables":
+            list(server.tables(unity.catalog, "games"))
+        else:
+            server.permissions("table", "main.games.t")
+    assert path in str(said.value)
+
+
+@pytest.mark.parametrize("tokens", [itertools.repeat("again"), itertools.cycle("ab"), itertools.count()])
+def test_a_listing_that_never_ends_is_refused(environment, tokens):
+    environment.setattr(unity_module, "MOST_PAGES", 20)
+
+    def more(*_):
+        return 200, {"tables": [], "next_page_token": f"t{next(tokens)}"}
+
+    never = pytest.raises(ConfigurationError, match=r"does not end its list of the tables of main\.games")
+    with json_server(more) as url, closing(UnityServer(url, None)) as server, never:
+        list(server.tables("main", "games"))
+
+
+def test_the_authority_of_the_settings_is_trusted_and_no_other(tmp_path):
+    authority, stranger = make_certificates(tmp_path)
+    make(tmp_path / "my lake", "bronze_events")
+    with json_server(lambda *_: (200, {}), tmp_path / "broker.pem") as url:
+        assert "the server answers" in doctor(load_settings(unity_url=url, tls_ca_file=authority))["catalog"]()
+        hint = doctor(load_settings(unity_url=url, tls_ca_file=stranger))["catalog"]()
+    assert "GAME_EVENTS_TLS_CA_FILE" in hint
+
+
+def test_connections_end_with_what_asked(environment, cli, tmp_path):
+    make(tmp_path / "my lake", "gold_a_player_agg")
+    environment.setenv("GAME_EVENTS_GRANTS", '[{"layers": ["gold"], "to": ["ann@example.com"]}]')
+    made, closed = [], []
+    make_client, close = httpx2.Client.__init__, httpx2.Client.close
+    environment.setattr(httpx2.Client, "__init__", lambda client, **given: made.append(client) or make_client(client, **given))
+    environment.setattr(httpx2.Client, "close", lambda client: closed.append(client) or close(client))
+    registered()
+    check()
+    grants_hold(Pipeline(load_settings(), no_spark))
+    doctor(load_settings())["catalog"]()
+    cli("grants", "plan")
+    assert len(made) == 7
+    assert set(map(id, closed)) == set(map(id, made))
 
 
 def test_an_answer_that_is_not_unitys_is_said(unity):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
@@ -47,6 +49,41 @@ def test_a_table_that_iceberg_cannot_have_is_named_and_is_not_behind(pipeline, s
     altered(silver, features=["typeWidening"], reader=["typeWidening"])
     assert "cannot be Iceberg tables: silver_rummy_events: the Delta table has features" in found(pipeline)
     assert iceberg_is_current(pipeline).passed
+
+
+def test_a_table_whose_state_cannot_be_found_says_why_and_hides_no_other(cli, pipeline, silver, monkeypatch):
+    broken = pipeline.lakehouse.table("silver_broken_events")
+    for table in (silver, broken):
+        put(table, ROWS)
+    run_ended(pipeline)
+    usual = SqlCatalog.load_table
+
+    def failing(catalog, identifier):
+        if identifier[-1] == broken.name:
+            raise OSError("the store says no")
+        return usual(catalog, identifier)
+
+    monkeypatch.setattr(SqlCatalog, "load_table", failing)
+    why = "OSError: the store says no"
+    assert "1 of 2 tables" in found(pipeline)
+    assert f"silver_broken_events (none of ?: {why})" in found(pipeline)
+    assert iceberg_is_current(pipeline).counts == {"tables": 2, "behind": 1, "refused": 0}
+    monkeypatch.setenv("GAME_EVENTS_LAKEHOUSE", pipeline.lakehouse.root)
+    monkeypatch.setenv("GAME_EVENTS_ICEBERG", "on")
+    assert [table["error"] for table in cli("iceberg", "--json").result["tables"]] == [why, None]
+    assert why in cli("iceberg").out
+
+
+def test_a_table_of_another_lakehouse_in_the_catalog_is_named_and_hides_no_other(pipeline, silver, tmp_path):
+    put(silver, ROWS)
+    run_ended(pipeline)
+    other = without_spark(tmp_path / "other", iceberg=True)
+    shutil.copytree(Path(pipeline.lakehouse.root, "_iceberg"), Path(other.lakehouse.root, "_iceberg"))
+    for name in (silver.name, "silver_own_events"):
+        put(other.lakehouse.table(name), ROWS)
+    run_ended(other)
+    assert "1 of 2 tables" in found(other)
+    assert "GAME_EVENTS_ICEBERG_NAMESPACE" in found(other)
 
 
 def test_a_table_that_others_have_committed_to_is_behind(pipeline, silver):

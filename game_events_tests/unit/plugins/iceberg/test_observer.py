@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import RunResult
-from game_events.plugins.governance.commits import Erasure
-from game_events.plugins.iceberg import work
+from game_events.plugins.iceberg import current, work
+from game_events.plugins.iceberg.catalog import open_catalog
 from game_events.plugins.iceberg.lag import lags
 from game_events.plugins.iceberg.observer import CURRENT, IcebergObserver
 from game_events.plugins.iceberg.work import IcebergResult
 from game_events_tests.support.altered_tables import altered
-from game_events_tests.support.iceberg import iceberg_table, rows_in_delta, rows_in_iceberg, run_ended
+from game_events_tests.support.iceberg import iceberg_table, metadata_files, rows_in_delta, rows_in_iceberg, run_ended
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -130,14 +130,59 @@ def test_a_table_that_iceberg_cannot_have_is_named_and_the_others_go_on(pipeline
     put(odd, some(1))
     altered(odd, features=["typeWidening"], reader=["typeWidening"])
     report = run_ended(pipeline)
-    assert "1 tables cannot be Iceberg tables: silver_odd_events" in report.notices[0]
+    assert "1 tables cannot be Iceberg tables, so the catalog has none of them: silver_odd_events" in report.notices[0]
     assert report.part(IcebergResult).tables == 1
+    assert [check.summary for check in report.checks] == ["1 of 2 changed tables are in Iceberg, 1 cannot be"]
     assert run_ended(pipeline).part(IcebergResult) is None  # said once for each version
     rows = [row for row in event_rows(report, RunFacts("refresh", 1.0), pipeline.settings) if row["kind"] == "iceberg"]
     assert [(row["status"], row.get("table"), row.get("rows")) for row in rows] == [
         ("done", None, 1),
         ("refused", odd.name, None),
     ]
+
+
+#: What a table may get so that it can be no Iceberg table any more.
+REFUSED = {
+    "deletion vectors": {"features": ["deletionVectors"], "reader": ["deletionVectors"]},
+    "mapped names": {"properties": {"delta.columnMapping.mode": "name"}},
+    "a type of another format": {"features": ["variantType"], "reader": ["variantType"]},
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_table_that_can_be_none_any_more_leaves_the_catalog_and_comes_back_when_it_can(pipeline, silver, why):
+    put(silver, some(1))
+    run_ended(pipeline)
+    before = lags(pipeline.settings, pipeline.lakehouse)
+    version = altered(silver, **REFUSED[why])
+    (stale,) = lags(pipeline.settings, pipeline.lakehouse)
+    assert (before[0].is_current, stale.is_current) == (True, False)
+    assert stale.refused in stale.behind
+    report = run_ended(pipeline)
+    assert report.part(IcebergResult).refused == {silver.name: stale.refused}
+    assert not open_catalog(pipeline.settings, pipeline.lakehouse).table_exists(("game_events", silver.name))
+    (gone,) = lags(pipeline.settings, pipeline.lakehouse)
+    assert (gone.is_current, gone.metadata, gone.refused) == (True, None, stale.refused)
+    Path(silver.uri, "_delta_log", f"{version:020}.json").unlink()
+    put(silver, some(2))
+    assert run_ended(without_spark(pipeline.lakehouse.root, iceberg=True)).part(IcebergResult).tables == 1
+    assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
+
+
+def test_a_table_that_the_catalog_does_not_let_go_is_behind_with_the_reason(pipeline, silver, monkeypatch):
+    put(silver, some(1))
+    run_ended(pipeline)
+    altered(silver, **REFUSED["deletion vectors"])
+
+    def refuse(*_):
+        raise OSError("this login may not drop tables")
+
+    monkeypatch.setattr(SqlCatalog, "drop_table", refuse)
+    assert "may not drop" in run_ended(pipeline).part(IcebergResult).failed[silver.name]
+    (lag,) = lags(pipeline.settings, pipeline.lakehouse)
+    assert not lag.is_current
+    monkeypatch.undo()
+    assert run_ended(pipeline).part(IcebergResult).refused.keys() == {silver.name}
 
 
 def test_one_tables_error_is_not_anothers(pipeline, silver, monkeypatch):
@@ -157,6 +202,43 @@ def test_one_tables_error_is_not_anothers(pipeline, silver, monkeypatch):
     assert report.part(IcebergResult).tables == 1
     monkeypatch.undo()
     assert run_ended(pipeline).part(IcebergResult).tables == 1
+
+
+def test_a_table_whose_newest_version_cannot_be_looked_up_holds_up_no_other(pipeline, silver, monkeypatch):
+    broken = pipeline.lakehouse.table("silver_broken_events")
+    for table in (silver, broken):
+        put(table, some(1))
+    run_ended(pipeline)
+    put(silver, some(2))
+    usual = current.has_entry
+
+    def failing(uri, *rest):
+        if uri == broken.uri:
+            raise OSError("the store says no")
+        return usual(uri, *rest)
+
+    monkeypatch.setattr(current, "has_entry", failing)
+    assert run_ended(pipeline).part(IcebergResult).tables == 1
+
+
+def test_without_its_library_a_run_goes_on_and_says_which_extra_to_install(pipeline, silver):
+    put(silver, some(1))
+    program = (
+        "import sys\n"
+        "sys.modules['pyiceberg'] = None\n"
+        "from game_events_tests.support.pipelines import without_spark\n"
+        "from game_events.pipeline.reporting.report import RunReport\n"
+        "from game_events.plugins.iceberg.lag import iceberg_is_current\n"
+        "from game_events.plugins.iceberg.observer import IcebergObserver\n"
+        f"pipeline = without_spark({pipeline.lakehouse.root!r}, iceberg=True)\n"
+        "report = RunReport()\n"
+        "IcebergObserver(pipeline, 'refresh', False).close(report, None, stopped=False)\n"
+        "print(*report.notices, *(check.summary for check in report.checks), iceberg_is_current(pipeline).summary, sep='\\n')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 3
+    assert all("needs the package pyiceberg" in line and "pip install 'game-events[iceberg]'" in line for line in lines)
 
 
 def test_maintenance_expires_snapshots_before_it_deletes_their_files(pipeline, silver, monkeypatch):
@@ -179,14 +261,20 @@ def test_an_erasure_leaves_the_current_snapshots_alone_even_where_it_changed_not
     assert len(iceberg_table(pipeline, silver).metadata.snapshots) == 1
 
 
-def test_an_erasure_that_only_counts_leaves_older_snapshots(pipeline, silver):
+@pytest.mark.parametrize("command", ["maintain", "erase --gamer-id ann", "run"])
+def test_a_dry_run_commits_nothing_to_iceberg_and_expires_no_snapshot(cli, pipeline, silver, monkeypatch, command):
     for number in range(2):
         put(silver, some(number))
         run_ended(pipeline)
-    report = RunReport()
-    report.add(RunResult(parts={"erasure": Erasure(dry_run=True)}))
-    IcebergObserver(pipeline, "erase", False).close(report, None, stopped=False)
-    assert len(iceberg_table(pipeline, silver).metadata.snapshots) == 2
+    put(silver, some(2))
+    settings = {"LAKEHOUSE": pipeline.lakehouse.root, "ICEBERG": "on", "ERASURE_KEY": "a key of the tests, long enough"}
+    settings |= {"EVERY_VERSION_H": "0.000001", "KAFKA_BROKERS": "127.0.0.1:9"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"GAME_EVENTS_{name}", value)
+    before = metadata_files(silver)
+    said = cli(*command.split(), "--dry-run", "--json")
+    assert "success" in said.result, said.err
+    assert metadata_files(silver) == before
 
 
 def test_what_is_known_may_be_lost_or_damaged(pipeline, silver):

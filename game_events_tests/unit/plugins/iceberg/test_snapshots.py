@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ServerError
 from pyiceberg.manifest import ManifestFile
 
@@ -204,22 +205,61 @@ def test_a_table_whose_folder_was_deleted_with_the_metadata_is_made_anew(pipelin
     assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
 
 
-def test_a_rest_catalog_that_says_that_the_metadata_is_gone_gives_the_table_anew(pipeline, silver, monkeypatch):
+@pytest.fixture(params=["of a file", "of a server"])
+def lost(request):
+    """How a catalog says that the metadata of a table is gone."""
+
+    def said(folder):
+        file = f"{folder}/_iceberg/00001-x.metadata.json"
+        if request.param == "of a file":
+            return FileNotFoundError(2, f"Failed to open local file '{file}'. Detail: [errno 2] No such file or directory")
+        return ServerError(f"NotFoundException: Failed to open input stream for file: file:{file}")
+
+    return said
+
+
+def load_fails_once(monkeypatch, error):
+    usual = SqlCatalog.load_table
+    errors = [error]
+
+    def load(catalog, identifier):
+        if errors:
+            raise errors.pop()
+        return usual(catalog, identifier)
+
+    monkeypatch.setattr(SqlCatalog, "load_table", load)
+
+
+def test_a_table_of_which_the_catalog_says_that_the_metadata_is_gone_is_made_anew(pipeline, silver, monkeypatch, lost):
     put(silver, some(1))
     caught_up(pipeline)
-    usual = snapshots.load
-    lost = [ServerError("NotFoundException: Failed to open input stream for file"), ServerError("NullPointerException: x")]
-
-    def load(*where):
-        if lost:
-            raise lost.pop()
-        return usual(*where)
-
-    monkeypatch.setattr(snapshots, "load", load)
     put(silver, some(2))
-    assert "NullPointerException" in caught_up(pipeline).failed[silver.name]  # of another fault nothing is dropped
+    load_fails_once(monkeypatch, lost(silver.uri))
     assert not caught_up(pipeline).failed
-    assert rows_in_iceberg(iceberg_table(pipeline, silver)) == rows_in_delta(silver)
+    held = iceberg_table(pipeline, silver)
+    assert len(held.metadata.snapshots) == 1
+    assert rows_in_iceberg(held) == rows_in_delta(silver)
+
+
+@pytest.mark.parametrize("elsewhere", ["/other/lake/silver_rummy_events", "/other{}", "{}_2"])
+def test_a_foreign_table_is_not_dropped_although_its_metadata_is_gone(pipeline, silver, monkeypatch, lost, elsewhere):
+    put(silver, some(1))
+    caught_up(pipeline)
+    put(silver, some(2))
+    monkeypatch.setattr(SqlCatalog, "drop_table", lambda *_: pytest.fail("the table was dropped"))
+    load_fails_once(monkeypatch, lost(elsewhere.format(silver.uri)))
+    why = caught_up(pipeline).failed[silver.name]
+    assert "its metadata is gone" in why
+    assert "GAME_EVENTS_ICEBERG_NAMESPACE" in why
+
+
+def test_of_another_fault_of_the_catalog_nothing_is_dropped(pipeline, silver, monkeypatch):
+    put(silver, some(1))
+    caught_up(pipeline)
+    put(silver, some(2))
+    monkeypatch.setattr(SqlCatalog, "drop_table", lambda *_: pytest.fail("the table was dropped"))
+    load_fails_once(monkeypatch, ServerError("NullPointerException: x"))
+    assert "NullPointerException" in caught_up(pipeline).failed[silver.name]
 
 
 def test_snapshots_older_than_the_retention_are_expired_as_their_files_are_deleted_then(pipeline, silver, monkeypatch):
