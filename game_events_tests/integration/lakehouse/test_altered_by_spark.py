@@ -32,6 +32,13 @@ ALTERS = {
     "defaults": "SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
     "vacuum": "SET TBLPROPERTIES ('delta.feature.vacuumProtocolCheck' = 'supported')",
 }
+#: Every one of them, two on a table.
+TOGETHER = [
+    ("CHECK", "row tracking"),
+    ("times in commits", "clustering"),
+    ("change feed", "type widening"),
+    ("defaults", "vacuum"),
+]
 NUMBERED = "SELECT n, _metadata.row_id, _metadata.row_commit_version FROM delta.`{}`"
 
 
@@ -60,10 +67,16 @@ def assert_both_read(spark: SparkSession, table: Table, expected: list[int]) -> 
     assert [n for (n,) in by_spark(spark, table, "SELECT n FROM delta.`{}`")] == expected
 
 
-@pytest.mark.parametrize("name", ALTERS)
-def test_a_table_that_spark_has_altered_is_written_on_by_both(table: Table, spark: SparkSession, name: str) -> None:
-    alter = f"ALTER TABLE delta.`{table.uri}` {ALTERS[name]}"
-    spark.sql(alter)
+def test_every_way_to_alter_a_table_is_tried() -> None:
+    assert sorted(name for names in TOGETHER for name in names) == sorted(ALTERS)
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_a_table_that_spark_has_altered_is_written_on_by_both(
+    table: Table, spark: SparkSession, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        spark.sql(f"ALTER TABLE delta.`{table.uri}` {ALTERS[name]}")
     before = DeltaTable(table.uri).protocol().writer_features
     commit(plan(table, [1], 1, 2))
     wider = pa.schema([*SCHEMA, ("at", pa.timestamp("us"))])
