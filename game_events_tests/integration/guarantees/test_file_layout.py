@@ -88,8 +88,11 @@ def days(settings: Settings) -> list[int | None]:
 def assert_same(both: tuple[Settings, Settings], make_pipeline: MakePipeline) -> None:
     plain, laid_out = both
     assert shown(laid_out) == shown(plain)
-    pipeline = make_pipeline(laid_out)
-    assert_sound(pipeline)
+    assert_sound(make_pipeline(laid_out))
+
+
+def assert_checked(pipeline: Pipeline) -> None:
+    assert CHECKS
     assert [(c.name, found.summary) for c in CHECKS if c.blocking and not (found := c.run(pipeline)).passed] == []
 
 
@@ -148,6 +151,7 @@ def test_runs_maintenance_refreshes_redecoding_and_an_erasure_give_the_same_rows
     for settings in both:
         run(make_pipeline, settings, full_refresh=["silver"])
     assert_same(both, make_pipeline)
+    assert_checked(make_pipeline(laid_out))
     assert require_columns(make_pipeline(laid_out)) == (
         "bronze: files by day of _kafka_timestamp; silver: files by day of event_timestamp"
     )
