@@ -16,7 +16,6 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import PARTITIONED, SILVER, TABLES, UNIFIED, Lakehouse
 from game_events.pipeline.checks.audits import audit_rules
-from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
@@ -26,7 +25,7 @@ from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.integration.pipeline.test_erasure import forgotten
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.worlds.own_module import HEAD
-from game_events_tests.support.worlds.quality import Event, assert_sound, in_quarantine, rule, send_events
+from game_events_tests.support.worlds.quality import Event, assert_checks_pass, assert_sound, in_quarantine, rule, send_events
 from game_events_tests.support.worlds.waves import PowerCut, at_point, power_cut_at
 
 LAYOUTS = (TABLES, PARTITIONED)
@@ -79,13 +78,6 @@ def assert_same(both: dict[str, Settings], make_pipeline: MakePipeline) -> Shown
     return tables
 
 
-def assert_checked(pipeline: Pipeline) -> None:
-    """No check finds anything."""
-    assert CHECKS
-    failed = [(one.name, found.summary) for one in CHECKS if not (found := one.run(pipeline)).passed and one.blocking]
-    assert failed == []
-
-
 def wave(settings: Settings, games: tuple[str, ...] = GAMES, gamers: tuple[str, ...] = ("ann", "bob")) -> None:
     send_events(settings, [Event(g, amount, gamer=gamer) for g in games for gamer in gamers for amount in (1, 20, 3000, -4)])
 
@@ -99,6 +91,7 @@ def run(make_pipeline: MakePipeline, settings: Settings, **options: Any) -> RunR
     return report
 
 
+@pytest.mark.scenario
 def test_waves_full_refreshes_maintenance_and_an_erasure_give_the_same_rows_in_both_layouts(
     both: dict[str, Settings], make_pipeline: MakePipeline
 ) -> None:
@@ -136,7 +129,7 @@ def test_waves_full_refreshes_maintenance_and_an_erasure_give_the_same_rows_in_b
         assert refresh(make_pipeline(settings)).tables == []
     assert_same(both, make_pipeline)
     for settings in both.values():
-        assert_checked(make_pipeline(settings))
+        assert_checks_pass(make_pipeline(settings))
     audits = [audit_rules(make_pipeline(settings), make_pipeline(settings).rules) for settings in both.values()]
     assert audits[0] == audits[1]
 
@@ -159,7 +152,7 @@ def test_a_crash_at_any_point_leaves_nothing_that_the_next_run_does_not_finish(
         assert_sound(make_pipeline(settings))
     run(make_pipeline, both[TABLES])
     assert_same(both, make_pipeline)
-    assert_checked(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
 
 def test_a_rival_that_commits_one_game_first_costs_nobody_a_row(
@@ -177,7 +170,7 @@ def test_a_rival_that_commits_one_game_first_costs_nobody_a_row(
         assert_sound(make_pipeline(settings))
     run(make_pipeline, both[TABLES])
     assert_same(both, make_pipeline)
-    assert_checked(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
 
 def delete(settings: Settings, name: str) -> None:
@@ -188,6 +181,7 @@ def restore(settings: Settings, name: str) -> None:
     DeltaTable(str(Path(settings.lakehouse) / name)).restore(0)
 
 
+@pytest.mark.scenario
 def test_a_table_that_was_restored_or_deleted_is_made_whole_for_every_game(
     both: dict[str, Settings], make_pipeline: MakePipeline
 ) -> None:
@@ -203,7 +197,7 @@ def test_a_table_that_was_restored_or_deleted_is_made_whole_for_every_game(
             assert_sound(make_pipeline(settings))
     run(make_pipeline, both[TABLES])
     assert_same(both, make_pipeline)
-    assert_checked(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
 
 def test_a_game_that_fails_or_is_left_out_is_behind_alone(both: dict[str, Settings], make_pipeline: MakePipeline) -> None:

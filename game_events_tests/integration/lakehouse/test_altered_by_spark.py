@@ -71,6 +71,7 @@ def test_every_way_to_alter_a_table_is_tried() -> None:
     assert sorted(name for names in TOGETHER for name in names) == sorted(ALTERS)
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
 def test_a_table_that_spark_has_altered_is_written_on_by_both(
     table: Table, spark: SparkSession, names: tuple[str, ...]
