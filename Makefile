@@ -44,11 +44,11 @@ demo: setup  ## The main job on real parts: broker, registry, producer, Spark, D
 # Three processes that share the servers: two cores are busy while one process waits. File by file, the longest first.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test: setup  ## Tests in minutes: all but the long scenarios, and one of each kind of those; they start their own broker, registry, Spark
-	@$(PYTEST) -m "not scenario or sample"
+test: setup  ## Tests in minutes: all but the long scenarios; they start their own broker, registry, Spark
+	@$(PYTEST) -m "not scenario"
 
 test-all: test  ## All tests: those of make test, then the long scenarios
-	@$(PYTEST) -m "scenario and not sample"
+	@$(PYTEST) -m scenario
 
 coverage: setup  ## Line and branch coverage of the unit tests: a table, and pages in build/coverage
 	@$(PYTEST) -m unit game_events_tests/unit --cov --cov-report=term:skip-covered --cov-report=html

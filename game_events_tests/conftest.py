@@ -33,6 +33,25 @@ ORDER = os.environ.get("GAME_EVENTS_TEST_ORDER")
 #: In the order in which files of tests are run.
 TIERS = ("scenario", "integration", "unit")
 FOLDERS = {"unit": "unit", "integration": "integration", "scenarios": "scenario"}
+#: Files that take longest begin first, as a file's tests are all run by one process: `--durations=0` tells how long each took.
+LONGEST = (
+    "scenarios/cluster/test_standalone.py",
+    "scenarios/cluster/test_connect.py",
+    "integration/lakehouse/test_altered_by_spark.py",
+    "integration/guarantees/test_layouts.py",
+    "scenarios/guarantees/test_crashes.py",
+    "scenarios/docs/test_pages.py",
+    "integration/silver/test_duplicates.py",
+    "integration/silver/test_duplicates_of_types.py",
+    "scenarios/fuzz/test_fuzz.py",
+    "scenarios/orchestration/test_ui.py",
+    "integration/guarantees/test_file_layout.py",
+    "integration/silver/test_type_tables.py",
+    "integration/silver/test_rejections.py",
+    "integration/gold/test_gold_columns.py",
+    "integration/pipeline/test_one_pass.py",
+)
+_RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
 #: Fixtures that no test in `unit` may use.
 SERVERS = frozenset({"servers", "stack", "spark", "store"})
 #: What the tests' own settings leave in the environment.
@@ -56,7 +75,7 @@ def pytest_cmdline_main() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its folder's tier. Scenarios come first, so that no process begins one when the others are done."""
+    """Mark each test with its folder's tier. What takes long comes first, so that no process begins it when others are done."""
     for item in items:
         item.add_marker(_tier(item))
     first: dict[Path, float] = {item.path: TIERS.index("unit") for item in items}
@@ -64,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         first[item.path] = min(first[item.path], *(TIERS.index(m.name) for m in item.iter_markers() if m.name in TIERS))
     if ORDER is not None:
         first = {path: random.Random(f"{ORDER} {path.parent.name} {path.name}").random() for path in first}  # noqa: S311 - an order
-    items.sort(key=lambda item: first[item.path])
+    items.sort(key=lambda item: (first[item.path], _RANKS.get(item.path, len(_RANKS))))
 
 
 def _tier(item: pytest.Item) -> str:

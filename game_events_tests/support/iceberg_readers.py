@@ -1,32 +1,26 @@
 """Other readers of Iceberg, each a process of its own: DuckDB with its extension, Spark with Iceberg's runtime.
 
 Neither is part of the project: DuckDB's extension is of an older DuckDB than the project's, and a Spark with the runtime has
-other session extensions. Both are fetched once per machine, from the package index and from Maven Central."""
+other session extensions. Both are fetched once per machine, each by its usual client: uv, and Ivy with a pinned list."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from game_events.jvm.jars import cache_dir
+from game_events.jvm.jars import cache_dir, folder_of
+from game_events_tests.support.servers.jars import ICEBERG_SPARK
 
 DUCKDB = "1.5.5"
 PACKAGES = [f"duckdb=={DUCKDB}", f"duckdb-extension-avro=={DUCKDB}", f"duckdb-extension-iceberg=={DUCKDB}"]
-
-RUNTIME = "iceberg-spark-runtime-4.0_2.13"
-RUNTIME_VERSION = "1.11.0"
-RUNTIME_SHA256 = "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc"
-MAVEN = "https://repo1.maven.org/maven2/org/apache/iceberg"
 
 #: Asks all queries of stdin, (address of metadata, condition, file for the rows), of one reader.
 _DUCKDB = """
@@ -74,10 +68,12 @@ def read_by_duckdb(queries: Sequence[Query], folder: Path) -> list[pa.Table]:
 def packages_beside(name: str, packages: Sequence[str]) -> Path:
     """A folder with packages of other versions than the project's, for `PYTHONPATH`."""
     place = cache_dir() / f"{name}-{DUCKDB}"
-    with _alone(place.name):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name(f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.is_dir():
             uv = Path(sys.executable).parent / "uv"
-            unfinished = place.with_suffix(".unfinished")
+            unfinished = place.with_name(f"{place.name}.unfinished")
             subprocess.run([uv, "pip", "install", "--quiet", "--target", unfinished, *packages], check=True)
             unfinished.rename(place)
     return place
@@ -85,23 +81,9 @@ def packages_beside(name: str, packages: Sequence[str]) -> Path:
 
 def read_by_spark(queries: Sequence[Query], folder: Path) -> list[pa.Table]:
     """The same by Spark; its own JVM."""
-    jar = cache_dir() / f"{RUNTIME}-{RUNTIME_VERSION}.jar"
-    with _alone(jar.name):
-        if not jar.exists():
-            with urllib.request.urlopen(f"{MAVEN}/{RUNTIME}/{RUNTIME_VERSION}/{jar.name}", timeout=600) as answer:  # noqa: S310
-                content = answer.read()
-            assert hashlib.sha256(content).hexdigest() == RUNTIME_SHA256
-            jar.write_bytes(content)
+    (jar,) = (folder_of(ICEBERG_SPARK) / "iceberg_spark").glob("*.jar")
     asked = [(metadata, where.replace("timestamptz ", "timestamp ")) for metadata, where in queries]
     return _asked([sys.executable, "-c", _SPARK, str(jar)], asked, folder / "spark", {})
-
-
-def _alone(name: str):
-    """A lock of this machine for a download."""
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    lock = (cache_dir() / f"{name}.lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
 
 
 def _asked(command: list[str], queries: Sequence[Query], folder: Path, environment: Mapping[str, str]) -> list[pa.Table]:

@@ -195,6 +195,7 @@ def test_a_full_refresh_that_is_killed_is_finished_by_the_next_run(settings, mak
     assert reconcile(make_pipeline(settings)).passed
 
 
+@pytest.mark.scenario
 def test_between_its_two_commits_no_replay_and_no_run_doubles_or_loses_a_row(settings, make_settings, make_pipeline, stack):
     sent = send(settings, version=2)
     with registry_proxy(stack.schema_registry_url) as proxy:

@@ -5,7 +5,6 @@ import pytest
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
@@ -16,7 +15,7 @@ from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows
 from game_events_tests.support.worlds.erasure import places_of, tables_of
-from game_events_tests.support.worlds.quality import rule
+from game_events_tests.support.worlds.quality import assert_checks_pass, rule
 from game_events_tests.support.worlds.topic import register, send_values
 from game_events_tests.support.worlds.waves import versions
 
@@ -55,11 +54,6 @@ def selecting(make_settings, make_pipeline):
     return lambda *names, **more: make_pipeline(make_settings(message_types=names, **more))
 
 
-def assert_sound(pipeline):
-    failed = [(c.name, found.summary) for c in CHECKS if not (found := c.run(pipeline)).passed and c.blocking]
-    assert failed == []
-
-
 def assert_nothing_to_do(pipeline):
     before = versions(pipeline.settings)
     report = refresh(pipeline)
@@ -82,7 +76,7 @@ def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over
     report = refresh(selecting(PLAYED))
     assert (report.success, report.other_types, report.rows("bronze")) == (True, {HEARTBEAT: 2}, 2)
     assert (count(settings, BRONZE), columns(settings, BRONZE), report.of("silver")) == (2, set(), [])
-    assert_sound(selecting(PLAYED))
+    assert_checks_pass(selecting(PLAYED))
     assert_nothing_to_do(selecting(PLAYED))
     with_rules = selecting(PLAYED, rules=[rule("a_level", "level > 0", "drop")], gold_columns={"n": "count(*)"})
     assert all("no rows yet" in check() for check in sql_checks(with_rules).values())
@@ -101,7 +95,7 @@ def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over
     kept = rows(settings, BRONZE, "SELECT count(*), count(_raw_value), count(_schema_id) FROM t WHERE game_name IS NULL")
     assert kept == [(5, 5, 5)]
     assert (count(settings, "silver_uno_events"), count(settings, "silver_go_events")) == (1, 1)
-    assert_sound(selecting(PLAYED))
+    assert_checks_pass(selecting(PLAYED))
     found = reconcile(selecting(PLAYED))
     assert (found.bronze, found.silver, found.unrouted) == (7, 2, 5)
     assert_nothing_to_do(selecting(PLAYED))
@@ -116,7 +110,7 @@ def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over
         ("ann", 1, None), ("ann", None, "host-1"), ("ann", None, "host-1"), ("bob", None, "host-2"),
     ]  # fmt: skip
     assert {gamer: found[0] for gamer, found in gold(settings, "uno").items()} == {"ann": 3, "bob": 1}
-    assert_sound(selecting(*both))
+    assert_checks_pass(selecting(*both))
     assert_nothing_to_do(selecting(*both))
 
     # And back: rows go, a column that was there stays for what may come.
@@ -126,7 +120,7 @@ def test_only_the_selected_type_is_decoded_and_a_changed_selection_is_taken_over
     assert (count(settings, "silver_uno_events"), count(settings, "silver_go_events")) == (1, 1)
     assert rows(settings, BRONZE, "SELECT count(*), count(host) FROM t") == [(7, 0)]
     assert set(gold(settings, "uno")) == {"ann"}
-    assert_sound(selecting(PLAYED))
+    assert_checks_pass(selecting(PLAYED))
     assert_nothing_to_do(selecting(PLAYED))
 
 
@@ -142,7 +136,7 @@ def test_damaged_records_of_a_type_that_is_not_selected_any_more_come_out_of_qua
     refresh(selecting(PLAYED))
     assert (count(pipeline.settings, BRONZE), count(pipeline.settings, "silver_uno_events")) == (2, 1)
     assert replay(selecting(PLAYED), RunReport(), ReplaySelection()).rows == 0
-    assert_sound(selecting(PLAYED))
+    assert_checks_pass(selecting(PLAYED))
 
 
 @pytest.mark.scenario
@@ -184,7 +178,7 @@ def test_a_full_refresh_of_bronze_counts_and_keeps_them_too(topic, selecting):
     report = refresh(allowed, selection=selection_of(allowed, full_refresh=["all"]))
     assert (report.success, report.other_types) == (True, {HEARTBEAT: 1})
     assert (count(allowed.settings, BRONZE), count(allowed.settings, "silver_uno_events")) == (2, 1)
-    assert_sound(selecting(PLAYED))
+    assert_checks_pass(selecting(PLAYED))
 
 
 @pytest.mark.scenario
@@ -200,7 +194,7 @@ def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_doe
     assert (report.parts["erasure"].undecoded, report.parts["erasure"].unsearchable) == (1, 0)
     remove_old_files(pipeline, report.parts["erasure"], wanted)
     assert places_of(settings, GONE) == []
-    assert_sound(selecting(PLAYED, **more))
+    assert_checks_pass(selecting(PLAYED, **more))
 
     # What Kafka still has of them stays out, and what comes now is recognised once it is decoded.
     again = selecting(PLAYED, **more)
@@ -214,4 +208,4 @@ def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_doe
     assert report.suppressed == 1
     refresh_downstream(selecting(PLAYED, HEARTBEAT, **more), RunReport(), full=True)
     assert len(coordinates(settings, "silver_uno_events")) == 2
-    assert_sound(selecting(PLAYED, HEARTBEAT, **more))
+    assert_checks_pass(selecting(PLAYED, HEARTBEAT, **more))

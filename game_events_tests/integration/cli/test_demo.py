@@ -129,8 +129,8 @@ def test_a_studios_events_of_two_clusters_without_frames_under_several_names_and
 
 
 def in_utc(value):
-    """Spark's times have no zone: they are those of its session, which is UTC."""
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+    """Spark's times have no zone: in Python they are those of the machine's."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
 def answers():

@@ -218,7 +218,6 @@ def heard(page, event):
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
 def test_a_browser_draws_every_chart_in_its_place_in_light_and_dark_and_loads_nothing_else(cli, lakehouse, tmp_path):

@@ -17,7 +17,6 @@ def state(monkeypatch, tmp_path):
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_up_status_and_down_as_a_script_uses_them(cli, state):
     assert state.parent.is_dir()
     nothing = cli("stack", "status", "--json")

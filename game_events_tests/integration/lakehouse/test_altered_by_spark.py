@@ -32,6 +32,13 @@ ALTERS = {
     "defaults": "SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
     "vacuum": "SET TBLPROPERTIES ('delta.feature.vacuumProtocolCheck' = 'supported')",
 }
+#: Every one of them, two on a table.
+TOGETHER = [
+    ("CHECK", "row tracking"),
+    ("times in commits", "clustering"),
+    ("change feed", "type widening"),
+    ("defaults", "vacuum"),
+]
 NUMBERED = "SELECT n, _metadata.row_id, _metadata.row_commit_version FROM delta.`{}`"
 
 
@@ -60,10 +67,17 @@ def assert_both_read(spark: SparkSession, table: Table, expected: list[int]) -> 
     assert [n for (n,) in by_spark(spark, table, "SELECT n FROM delta.`{}`")] == expected
 
 
-@pytest.mark.parametrize("name", ALTERS)
-def test_a_table_that_spark_has_altered_is_written_on_by_both(table: Table, spark: SparkSession, name: str) -> None:
-    alter = f"ALTER TABLE delta.`{table.uri}` {ALTERS[name]}"
-    spark.sql(alter)
+def test_every_way_to_alter_a_table_is_tried() -> None:
+    assert sorted(name for names in TOGETHER for name in names) == sorted(ALTERS)
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_a_table_that_spark_has_altered_is_written_on_by_both(
+    table: Table, spark: SparkSession, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        spark.sql(f"ALTER TABLE delta.`{table.uri}` {ALTERS[name]}")
     before = DeltaTable(table.uri).protocol().writer_features
     commit(plan(table, [1], 1, 2))
     wider = pa.schema([*SCHEMA, ("at", pa.timestamp("us"))])
@@ -129,12 +143,15 @@ def test_spark_travels_by_the_times_in_commits(table: Table, spark: SparkSession
     spark.sql(f"ALTER TABLE delta.`{table.uri}` {ALTERS['times in commits']}")
     for number in range(1, 4):
         commit(plan(table, [number], number, number + 1))
-    history = spark.sql(f"DESCRIBE HISTORY delta.`{table.uri}`").orderBy("version").collect()
-    times = [row["timestamp"] for row in history if row["version"] >= 1]
-    assert times == sorted(set(times))
-    for row in history[2:]:
-        sql = f"SELECT n FROM delta.`{table.uri}` TIMESTAMP AS OF '{row['timestamp']}'"
-        assert [n for (n,) in by_spark(spark, table, sql)] == list(range(row["version"]))
+    # As texts in the session's zone: as Python's own they would be in the machine's. Delta shifts times of SQL's
+    # TIMESTAMP AS OF where the JVM's zone is another one than the session's.
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{table.uri}`").selectExpr("version", "CAST(timestamp AS STRING) AS at")
+    times = {row["version"]: row["at"] for row in history.orderBy("version").collect() if row["version"] >= 1}
+    assert list(times) == [1, 2, 3, 4]
+    assert list(times.values()) == sorted(set(times.values()))
+    for version in (2, 3, 4):
+        found = spark.read.format("delta").option("timestampAsOf", times[version]).load(table.uri).collect()
+        assert sorted(row["n"] for row in found) == list(range(version))
 
 
 def test_a_clustered_table_stays_so_and_sparks_own_clustering_takes_our_files(table: Table, spark: SparkSession) -> None:

@@ -48,6 +48,7 @@ def failed(pipeline, layer):
     return pipeline.progress.read(BronzeIdentity.of(pipeline.bronze.open()).key).failed_in(layer)
 
 
+@pytest.mark.scenario
 @pytest.mark.every_spark
 def test_silver_of_the_other_games_is_made_and_the_game_comes_when_the_cause_is_gone(settings, run):
     sent = send(settings, games=GAMES, poison=0.0)

@@ -45,7 +45,6 @@ def test_games_that_nobody_listed_become_tables_and_every_record_is_in_its_place
     assert by_partition(report.lag) == dict.fromkeys(range(4), 0)
 
 
-@pytest.mark.every_spark
 def test_a_new_version_and_a_new_game_arrive_without_restart_and_gold_stays_equal_to_a_recompute(settings, make_pipeline):
     pipeline = make_pipeline(settings)
     first = produce(settings, Simulation(games=("rummy",)))

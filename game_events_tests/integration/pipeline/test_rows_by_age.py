@@ -7,14 +7,13 @@ import time
 from confluent_kafka import Producer
 
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.plugins.governance.run import erase
 from game_events.sources.kafka.client import ensure_topic
 from game_events_tests.support.reconciliation import rows
-from game_events_tests.support.worlds.quality import SCHEMA, rule, varint
+from game_events_tests.support.worlds.quality import SCHEMA, assert_checks_pass, rule, varint
 from game_events_tests.support.worlds.topic import register
 
 GONE, STAYS = "gamer-to-forget", "gamer-who-stays"
@@ -57,8 +56,7 @@ def gold(settings):
 def assert_sound(pipeline):
     found = reconcile(pipeline)
     assert found.passed, (found.summary(), found.metadata())
-    failed = [(check.name, result.summary) for check in CHECKS if check.blocking and not (result := check.run(pipeline)).passed]
-    assert failed == []
+    assert_checks_pass(pipeline)
     return found.summary()
 
 

@@ -13,9 +13,11 @@ from game_events_tests.integration.silver.test_duplicates import (
     BEGIN,
     ENTRIES,
     GAMES,
+    RULES,
     Sent,
     as_table,
     every_step,
+    in_spite_of_rules,
     kept,
     refresh,
     take_step,
@@ -57,8 +59,7 @@ def full_entries(entries):
     return [e | ({"types": [f"studio.{name}" for name in e["types"]]} if "types" in e else {}) for e in entries]
 
 
-@pytest.mark.parametrize("chosen", CHOSEN)
-@pytest.mark.parametrize("first", [False, True], ids=["later", "first run"])
+@pytest.mark.parametrize(("chosen", "first"), [("one for all", False), ("by type", True)], ids=["later", "first run"])
 def test_after_a_crash_between_the_commits_of_a_games_tables_the_first_of_each_event_is_there(make, chosen, first):
     """Tables of types that are ahead are history, and their rows are not new again: none keeps itself, or another one, out."""
     entries = CHOSEN[chosen]
@@ -115,12 +116,10 @@ def test_a_person_is_erased_with_rows_that_were_sent_twice_from_every_table_and_
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("chosen", CHOSEN)
-@pytest.mark.parametrize(
-    "rules", [(), (rule("low", "level IS NULL OR level < 2", "drop"), rule("id", "event_id <> 'd'", "quarantine"))]
-)
+@pytest.mark.parametrize(("chosen", "rules"), [("one for all", RULES), ("by type", ())])
 def test_crashes_and_refreshes_change_nothing(make, chosen, rules):
     sent, taken = Sent(11), []
+    judge = in_spite_of_rules if rules else lambda _: True
     of_types = [f"silver_type_committed:{number}" for number in (1, 2, 3, 4)]
     games = ["game_committed:1", "game_committed:3"]
     steps = every_step(
@@ -130,9 +129,6 @@ def test_crashes_and_refreshes_change_nothing(make, chosen, rules):
 
     def with_rules(**options):
         return make(deduplicate=CHOSEN[chosen], rules=rules, **options)
-
-    def judge(event):
-        return not rules or ((event["level"] is None or event["level"] < 2) and event["event_id"] not in ("d", None))
 
     for step, point in steps:
         taken.append(f"{step} {point}".strip())

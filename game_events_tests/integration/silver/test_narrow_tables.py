@@ -5,14 +5,13 @@ import pytest
 from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.audits import audit_rules
-from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import rows
-from game_events_tests.support.worlds.quality import rule
+from game_events_tests.support.worlds.quality import assert_checks_pass, rule
 from game_events_tests.support.worlds.topic import register, send_values
 
 OWN = "string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3;"
@@ -77,7 +76,7 @@ def test_a_table_has_the_columns_of_the_message_types_that_its_game_has_sent(sen
     assert decoded(settings, "shop") == PAID
     found = rows(settings, "silver_uno_events", "SELECT gamer_id, level, mode, amount, currency FROM t ORDER BY ALL")
     assert found == [("ann", 3, None, None, None), ("eve", 4, "duel", None, None), ("eve", None, None, 9.0, "")]
-    assert [(c.name, c.run(pipeline()).summary) for c in CHECKS if c.blocking and not c.run(pipeline()).passed] == []
+    assert_checks_pass(pipeline())
     counts = {game: r.rows for (_, game, _), r in audit_rules(pipeline(), pipeline().rules).items()}
     assert counts == {"uno": 3, "shop": 2}
 

@@ -24,7 +24,6 @@ WAVE = [Event("uno", 1), Event("uno", -1), Event("chess", 2), Event("chess", -2)
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_a_run_killed_between_decision_and_silver_is_finished_as_decided_though_the_rule_changed(
     make_settings, make_pipeline, crash
 ):
@@ -69,9 +68,7 @@ def test_a_crash_at_any_point_of_a_later_run_is_finished_by_a_run_with_other_rul
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize(
-    "point", ["silver_staged", pytest.param("rejections_decided", marks=pytest.mark.sample), "game_committed:1"]
-)
+@pytest.mark.parametrize("point", ["silver_staged", "rejections_decided", "game_committed:1"])
 def test_of_rivals_with_other_rules_the_first_decides_game_by_game(make_settings, make_pipeline, monkeypatch, point):
     """The rival has read on: its rows end elsewhere, and one game is its own alone."""
     settings = make_settings(rules=POSITIVE)

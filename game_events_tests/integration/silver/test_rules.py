@@ -46,7 +46,6 @@ def said(report):
     return {key: (found.rows, found.violated) for key, found in report.rules.items()}
 
 
-@pytest.mark.every_spark
 def test_every_action_does_what_it_says_and_is_counted_by_game_and_rule(make_settings, make_pipeline):
     settings = make_settings(rules=RULES)
     send_events(settings, EVENTS)

@@ -5,7 +5,6 @@ import pytest
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
@@ -16,7 +15,7 @@ from game_events_tests.support.decoding.helpers import compiled, frame, python_c
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.worlds.erasure import places_of
 from game_events_tests.support.worlds.own_module import HEAD
-from game_events_tests.support.worlds.quality import rule
+from game_events_tests.support.worlds.quality import assert_checks_pass, rule
 from game_events_tests.support.worlds.topic import register, send_values
 
 OWN = "string game_name = 1; string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3;"
@@ -47,10 +46,6 @@ def send(make_settings):
         send_values(settings, values)
 
     return sender
-
-
-def assert_sound(pipeline):
-    assert [(c.name, found.summary) for c in CHECKS if c.blocking and not (found := c.run(pipeline)).passed] == []
 
 
 def columns(settings, name):
@@ -93,17 +88,17 @@ def test_typed_tables_of_real_records_have_their_types_columns_and_a_person_is_e
     assert rows(settings, "gold_uno_player_agg", "SELECT gamer_id, paid, starts FROM t ORDER BY ALL") == [
         ("ann", 2.5, 1), (GONE, 2.5, 1),
     ]  # fmt: skip
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
     audited = {(game, name): r.violated for (_, game, name), r in audit_rules(make_pipeline(settings), settings.rules).items()}
     assert audited == {("uno", "paid_something"): 2, ("shop", "paid_something"): 0, ("uno", "low"): 2, ("shop", "low"): 0}
     report = RunReport()
     erase(make_pipeline(settings), report, frozenset({GONE}))
     assert report.parts["erasure"].finished, report.errors
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
     assert rows(settings, "gold_uno_player_agg", "SELECT gamer_id, paid, starts FROM t") == [("ann", 2.5, 1)]
     wave("bob")
     assert refresh(make_pipeline(settings)).errors == []
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
 
 def test_typed_tables_in_one_pass_and_without_are_the_same_through_redecode_and_erasure(send, make_settings, make_pipeline):
@@ -116,11 +111,11 @@ def test_typed_tables_in_one_pass_and_without_are_the_same_through_redecode_and_
     assert (one_pass.taken, one_pass.merged) == (1, 2)
     send(*((kind, game, "eve", more) for kind, game, more in each))
     assert refresh(make_pipeline(settings), one_pass=OnePass(enabled=False)).errors == []
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
     # As rows from before bronze named types: a redecode finds them, and a full refresh moves nothing twice.
     redecode(make_pipeline(settings), RunReport())
     refresh_downstream(make_pipeline(settings), RunReport(), full=True)
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
     assert places_of(settings, GONE)
     report = RunReport()
     wanted = erase(make_pipeline(settings), report, frozenset({GONE}))
@@ -129,7 +124,7 @@ def test_typed_tables_in_one_pass_and_without_are_the_same_through_redecode_and_
     assert {k: n for k, n in report.parts["erasure"].rows.items() if "uno" in k and "silver" in k} == {
         "silver_uno__level_start_events": 1, "silver_uno__paid_events": 1,
     }  # fmt: skip
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
     assert reconcile(make_pipeline(settings), changed=["uno", "shop"]).passed
     assert places_of(settings, GONE) == []
     assert rows(settings, "gold_uno_player_agg", "SELECT gamer_id, session_count FROM t ORDER BY ALL") == [
@@ -178,4 +173,4 @@ def test_aggregates_and_transformations_that_name_types_see_their_rows_alone(
     assert rows(settings, paid, "SELECT DISTINCT cents FROM t WHERE amount IS NOT NULL") == [(250,)]
     assert rows(settings, "gold_shop_starts", "SELECT * FROM t ORDER BY ALL") == [("ann", 1, 8), ("bob", 1, 8)]
     assert rows(settings, "gold_uno_paying", "SELECT gamer_id, count FROM t ORDER BY ALL") == [("ann", 1), ("bob", 1)]
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))

@@ -6,7 +6,6 @@ import json
 import fastavro
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
@@ -14,6 +13,7 @@ from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import count, rows
+from game_events_tests.support.worlds.quality import assert_checks_pass
 from game_events_tests.support.worlds.topic import register, send_values
 from game_events_tests.support.worlds.waves import versions
 
@@ -40,11 +40,6 @@ def login(gamer, browser):
     row = {"game_name": "go", "gamer_id": gamer, "event_timestamp": 5000, "browser": browser}
     fastavro.schemaless_writer(out, fastavro.parse_schema(AVRO), row)
     return out.getvalue()
-
-
-def assert_sound(pipeline):
-    failed = [(c.name, found.summary) for c in CHECKS if not (found := c.run(pipeline)).passed and c.blocking]
-    assert failed == []
 
 
 def event(game, gamer, **more):
@@ -80,7 +75,7 @@ def test_protobuf_of_a_file_is_decoded_without_a_frame_and_beside_framed_records
         ("ann", 1, "t.Played", None, False), ("bob", 2, "t.Played", schema_id, True),
         ("cat", 3, "t.Played", None, False), ("dan", 4, "t.Played", schema_id, True),
     ]  # fmt: skip
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
     # The text is archived: rows are decoded again when neither file nor setting is there.
     file.unlink()
@@ -120,7 +115,7 @@ def test_avro_of_a_subject_follows_its_newest_version_and_each_row_keeps_its_own
     done = redecode(make_pipeline(settings), RunReport())
     assert (done.rows, dict(done.kept)) == (4, {})
     assert rows(settings, BRONZE, got) == expected
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
 
 def test_schemas_are_found_by_a_header_or_the_key(make_settings, make_pipeline):
@@ -144,7 +139,7 @@ def test_schemas_are_found_by_a_header_or_the_key(make_settings, make_pipeline):
     assert rows(settings, BRONZE, "SELECT gamer_id, _schema_id FROM t ORDER BY ALL") == [
         (name, schema_id) for name in ("ann", "bob", "dan")
     ]
-    assert_sound(make_pipeline(changed))
+    assert_checks_pass(make_pipeline(changed))
 
 
 def test_json_without_a_schema_gets_columns_that_grow_and_never_narrow(make_settings, make_pipeline):
@@ -177,7 +172,7 @@ def test_json_without_a_schema_gets_columns_that_grow_and_never_narrow(make_sett
     assert rows(settings, BRONZE, sql) == expected
     assert rows(settings, BRONZE, "SELECT count(bought), count(_schema_id), count(_schema_guid) FROM t") == [(1, 0, 0)]
     assert (count(settings, "silver_uno_events"), count(settings, "silver_go_events")) == (3, 1)
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
     # Another process: what bronze has is the schema. New members add columns, others keep their types.
     send_values(settings, [event("uno", "cat", level=1.5, price=3, tags=["a"], os={"name": "linux"})])
@@ -213,7 +208,7 @@ def test_json_without_a_schema_is_the_same_after_a_full_refresh_and_without_eras
     refresh(pipeline, selection=selection_of(pipeline, full_refresh=["bronze", "all"]))
     assert rows(settings, "silver_uno_events", got) == before
     assert count(settings, QUARANTINE) == 1
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
     erase(make_pipeline(settings), RunReport(), frozenset({"bob"}))
     refresh(make_pipeline(settings))
@@ -221,7 +216,7 @@ def test_json_without_a_schema_is_the_same_after_a_full_refresh_and_without_eras
     assert (rows(settings, BRONZE, got), count(settings, QUARANTINE)) == (before[:1], 0)
     send_values(settings, [event("uno", "bob", level=3)], headers=cloud_headers("played"))
     assert refresh(make_pipeline(settings)).suppressed == 1
-    assert_sound(make_pipeline(settings))
+    assert_checks_pass(make_pipeline(settings))
 
 
 def cloud_headers(kind):

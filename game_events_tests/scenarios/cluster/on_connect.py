@@ -1,4 +1,4 @@
-"""What only a Connect server can show; run by `test_every_kind.py` with GAME_EVENTS_TEST_SPARK=connect."""
+"""What only a Connect server can show; run by `test_connect.py` with GAME_EVENTS_TEST_SPARK=connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One small world for every kind of Spark: each job that is a job of its own runs over it; run by `test_every_kind.py`."""
+"""One small world for every kind of Spark: each job that is a job of its own runs over it; run by `other_kinds.py`."""
 
 from __future__ import annotations
 

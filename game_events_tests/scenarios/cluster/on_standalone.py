@@ -1,4 +1,4 @@
-"""What only a cluster can show; run by `test_every_kind.py` with GAME_EVENTS_TEST_SPARK=standalone."""
+"""What only a cluster can show; run by `test_standalone.py` with GAME_EVENTS_TEST_SPARK=standalone."""
 
 from __future__ import annotations
 

@@ -19,15 +19,6 @@ pytestmark = [
 ]
 
 RUN = [page for page in PAGES if any(not block.mark for block in blocks(page))]
-#: Stands for the others in `make test`: commands, what they print, and SQL.
-SAMPLE = "observability.md"
-
-
-def tiers(page: Path) -> list[pytest.MarkDecorator]:
-    """One page of commands, and the pages of which nothing is done but reading settings, are run by `make test`."""
-    if all(block.mark or block.language in ("yaml", "json") for block in blocks(page)):
-        return [pytest.mark.sample]
-    return [pytest.mark.sample] if page.name == SAMPLE else []
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +36,7 @@ def closing() -> Iterator[list]:
         shell.close()
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, marks=tiers(page), id=page.name) for page in RUN])
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_a_pages_blocks_run_as_they_are_written_and_print_what_it_shows(world: World, closing: list, page: Path) -> None:
     reader = world.reader(page.name)
     closing.append(reader.shell)

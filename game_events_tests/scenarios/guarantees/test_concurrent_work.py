@@ -32,7 +32,7 @@ from game_events_tests.support.worlds.waves import GAMES, power_cut_at, run_riva
 PATIENCE_S = 600
 
 
-@pytest.mark.parametrize("ends", [pytest.param((8, 40), marks=pytest.mark.sample), (40, 8, 15)])
+@pytest.mark.parametrize("ends", [(8, 40), (40, 8, 15)])
 def test_drivers_that_have_all_staged_slices_with_different_ends_load_every_row_once(
     ends: tuple[int, ...], world: World, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def topic(broker, make_settings):
     return make
 
 
-@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.sample)], ids=["clear", "tls"])
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
 def test_every_mechanism_serves_the_driver_and_sparks_workers_and_no_plan_shows_the_password(broker, topic, spark, tls, capsys):
     for mechanism in MECHANISMS:
         settings = topic(broker.tls if tls else broker.sasl, broker.options(mechanism, tls=tls))

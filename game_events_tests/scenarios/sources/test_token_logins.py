@@ -87,7 +87,6 @@ def topic(broker, tokens, make_settings):
     return made
 
 
-@pytest.mark.sample
 def test_driver_and_workers_log_in_by_tokens_and_registry_too_and_a_later_run_gets_new_ones(tokens, topic, make_pipeline):
     tokens.lifetime_s = LIFE_S
     tokens.scopes.clear()

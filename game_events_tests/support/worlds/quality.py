@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.checks.audits import RECOMPUTED
 from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events_tests.support.reconciliation import coordinates, count, rows
 from game_events_tests.support.worlds.topic import register, send_values
@@ -95,3 +97,11 @@ def assert_sound(pipeline: Pipeline) -> None:
     assert len(out) == len(set(out))
     assert not set(kept) & set(out)
     assert_gold_follows_silver(settings, *silver)
+
+
+def assert_checks_pass(pipeline: Pipeline, *, audit: bool = True) -> None:
+    """No blocking check finds anything; without `audit`: but for the one that makes gold again, a long job of Spark."""
+    checks = [check for check in CHECKS if check.blocking and (audit or check.name != RECOMPUTED)]
+    assert len(checks) >= 3
+    failed = [(check.name, found.summary) for check in checks if not (found := check.run(pipeline)).passed]
+    assert failed == []

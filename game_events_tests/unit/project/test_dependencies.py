@@ -138,6 +138,14 @@ def test_what_runs_is_locked_apart_from_what_it_is_tested_with_in_the_same_versi
         assert [pin for pin in pins if "--hash=sha256:" not in pin] == []
 
 
+def test_parts_come_by_the_pinned_lists_so_no_source_names_an_index_or_a_repository_of_packages():
+    """Who has a mirror names it in the clients' own settings; a host in the source would be asked all the same."""
+    hosts = re.compile(r"https?://[\w.-]*(maven|pypi|pythonhosted|npmjs|crates)\b", re.IGNORECASE)
+    sources = [path for folder in ("game_events", "game_events_tests", "scripts") for path in (PROJECT / folder).rglob("*.py")]
+    assert len(sources) > 100
+    assert [str(path.relative_to(PROJECT)) for path in sources if hosts.search(path.read_text())] == []
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a wheel is made of, without what a working tree has besides."""

@@ -96,6 +96,7 @@ def test_of_many_files_some_of_them_corrupt_each_good_record_is_there_once_throu
     assert refresh(make_files()).tables == []
 
 
+@pytest.mark.scenario
 def test_rivals_take_in_each_file_once_and_load_each_record_once(
     landing: Path, file_settings: Settings, make_files: MakeFiles, spark: SparkSession, tmp_path: Path
 ) -> None:

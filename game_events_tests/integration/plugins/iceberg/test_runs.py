@@ -42,6 +42,7 @@ def assert_same(settings) -> dict[str, int]:
     return snapshots
 
 
+@pytest.mark.scenario
 def test_runs_and_maintenance_leave_iceberg_as_delta(cli, iceberg, monkeypatch):
     send(iceberg)
     ran = cli("run", "--json")
