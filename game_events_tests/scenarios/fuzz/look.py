@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from game_events.pipeline.checks.audits import RECOMPUTED
 from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, CONTINUOUS, UNIQUE
 from game_events_tests.scenarios.fuzz.declared import COPIED, DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, KEPT, Row, by_key, normal
+from game_events_tests.scenarios.fuzz.edges import plain
 from game_events_tests.scenarios.fuzz.feeds import sent
 from game_events_tests.scenarios.fuzz.truth import MAYBE, NO, YES, Fate, Outcome, rows_of
 from game_events_tests.scenarios.fuzz.world import World
@@ -189,6 +190,8 @@ class Look:
             if any(normal(row.get(name)) != normal(own.get(name)) for name in names):
                 return False
             if any(row.get(name) != value for name, value in more.items()):
+                return False
+            if any(plain(row.get(name)) != plain(value) for name, value in event.edges.items()):
                 return False
             for name, value in event.extra.items():
                 if row.get(name) != value and (name in fate.sure or row.get(name) is not None):

@@ -96,7 +96,8 @@ def produce(world: World, draw: Random) -> None:
     games = GAMES[:1] if draw.random() < 0.3 else (*GAMES, *NO_GAMES)
     extra = world.columns if kind in world.feed.grows else []
     first, damageable = len(world.truth.fates), kind in (world.feed.kinds[0], "json")
-    events = [drawn(draw, first + n, kind, games, extra, damaged=damageable and draw.random() < 0.05) for n in range(count)]
+    form = kind, world.feed.forms[kind]
+    events = [drawn(draw, first + n, form, games, extra, damaged=damageable and draw.random() < 0.05) for n in range(count)]
     if world.deduplicates:
         events = [sent_again(draw, event) for event in events]
     world.feed.write(events, draw)
