@@ -86,6 +86,24 @@ def drawn(
     )
 
 
+# --- what an admin says about files and tables: no row of any table is another one by it, but for those that are too old
+
+#: Setting -> its values; the first is what a world begins with.
+ADMIN: dict[str, tuple[Any, ...]] = {
+    "layout": (
+        {},
+        {"silver": "day", "bronze": "arrival_day"},
+        {"silver": ("gamer_id", "n")},
+        {"silver": ("e_text",), "bronze": ("e_int", "e_at")},
+    ),
+    "statistics_columns": ({}, {"all": ("e_text", "e_int", "e_at", "n")}, {"silver": ("e_day",)}),
+    "table_features": ((), ("changeDataFeed",), ("inCommitTimestamp", "rowTracking"), ("rowTracking",)),
+    "retention_days": ({}, {"silver:rummy": 30.0}, {"silver:chess": 0.5, "silver:rummy": 300.0}),
+}
+#: Events before this time are older than each limit of an age.
+LONG_AGO = datetime(2025, 1, 1, tzinfo=UTC)
+
+
 # --- which rows are sent twice
 
 #: The game of which a module may make none or two of a row: then silver does not tell what came before.
