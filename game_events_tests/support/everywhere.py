@@ -38,6 +38,9 @@ FOR_SPARK = 3
 FOR_DUCKDB_OF_ICEBERG = 6
 #: Of how many tables Spark is asked more than for all rows.
 SPARKS_SHARE = 0.3
+#: Columns of a table of which the lowest and highest value is asked, and types that have none in some reader.
+ENDS = 3
+NO_ENDS = (pa.float32(), pa.float64(), pa.bool_(), pa.binary())
 PYICEBERG = "pyiceberg"
 #: The key of a table is the first of these that it has, else its first column.
 KEYS = ("_kafka_offset", "gamer_id")
@@ -60,6 +63,9 @@ class PyIceberg:
 
     def whole(self) -> pa.Table:
         return self._held.scan().to_arrow()
+
+    def count(self) -> int:
+        return self._held.scan().count()
 
     def found(self, wanted: Sequence[Predicate]) -> Found:
         return [in_order(self._rows(p).column(self._key).to_pylist()) for p in wanted]
@@ -252,6 +258,7 @@ class Everywhere:
                 if name == "Spark":
                     asked = asked[: FOR_SPARK if self._draw.random() < SPARKS_SHARE else 0]
                 self._compare_predicates(with_name, reader, asked, key, rows)
+                self._compare_statistics(with_name, reader, schema, rows)
             except Exception as error:  # noqa: BLE001 - whatever a reader raises is a difference
                 self.problems.append(f"{with_name}: {type(error).__name__}: {str(error)[:600]}")
             self.seconds[name] += time.monotonic() - began
@@ -278,6 +285,22 @@ class Everywhere:
             must = in_order([row[key] for row in rows if holds(predicate, value_of(row, predicate.column))])
             if found != must:
                 self.problems.append(f"{name}: {predicate} finds {len(found)} rows, must find {len(must)}")
+
+    def _compare_statistics(self, name: str, reader: Reader, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+        """What some readers answer by statistics alone."""
+        counted = reader.count()
+        if counted != len(rows):
+            self.problems.append(f"{name}: count(*) is {counted}, must be {len(rows)}")
+        if not isinstance(reader, DuckDb | DeltaRs | Spark):
+            return
+        comparable = [f.name for f in schema if not (pa.types.is_nested(f.type) or f.type in NO_ENDS)]
+        columns = self._draw.sample(comparable, min(ENDS, len(comparable)))
+        held = [[row[column] for row in rows if row[column] is not None] for column in columns]
+        must = [end(values, default=None) for values in held for end in (min, max)]
+        kinds = [schema.field(column).type for column in columns for _ in range(2)]
+        found = list(map(text_of, reader.ends(columns), kinds))
+        if found != list(map(text_of, must, kinds)):
+            self.problems.append(f"{name}: min and max of {columns} are {found}, must be {must}")
 
     def _note_for_duckdb(
         self, table: Table, wanted: Sequence[Predicate], rows: Sequence[Mapping[str, Any]], schema: pa.Schema

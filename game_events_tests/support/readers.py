@@ -48,6 +48,15 @@ class Reader(Protocol):
         """What each predicate finds."""
         ...
 
+    def count(self) -> int:
+        """Number of rows, as the reader counts them: perhaps by statistics alone."""
+        ...
+
+
+def ends_sql(columns: Sequence[str]) -> list[str]:
+    """The lowest and the highest value of each column."""
+    return [f"{end}({column}) AS {end}_{n}" for n, column in enumerate(columns) for end in ("min", "max")]
+
 
 def in_order(keys: Sequence[Any]) -> list[Any]:
     """Keys, some of which may be NULL, sorted."""
@@ -86,6 +95,13 @@ class DeltaRs:
     def whole(self) -> pa.Table:
         return self.rows("SELECT * FROM t")
 
+    def count(self) -> int:
+        return int(self.rows("SELECT count(*) FROM t").column(0)[0].as_py())
+
+    def ends(self, columns: Sequence[str]) -> list[Any]:
+        """See `ends_sql`."""
+        return [column[0].as_py() for column in self.rows(f"SELECT {', '.join(ends_sql(columns))} FROM t").columns]
+
     def found(self, wanted: Sequence[Predicate]) -> Found:
         return _in_parts(self.rows, lambda p: p.sql(DATAFUSION), wanted, self._key)
 
@@ -119,6 +135,13 @@ class DuckDb:
     def whole(self) -> pa.Table:
         return self.rows("FROM t")
 
+    def count(self) -> int:
+        return int(self.rows("SELECT count(*) FROM t").column(0)[0].as_py())
+
+    def ends(self, columns: Sequence[str]) -> list[Any]:
+        """See `ends_sql`."""
+        return [column[0].as_py() for column in self.rows(f"SELECT {', '.join(ends_sql(columns))} FROM t").columns]
+
     def found(self, wanted: Sequence[Predicate]) -> Found:
         return _in_parts(self.rows, lambda p: p.sql(DUCKDB), wanted, self._key)
 
@@ -148,6 +171,9 @@ class Polars:
 
     def whole(self) -> pa.Table:
         return self._rows.collect().to_arrow()
+
+    def count(self) -> int:
+        return int(self._rows.select(pl.len()).collect().item())
 
     def found(self, wanted: Sequence[Predicate]) -> Found:
         lazy = [self._rows.filter(self._expression(p)).select(self._key) for p in wanted]
@@ -207,6 +233,13 @@ class Spark:
 
     def whole(self) -> pa.Table:
         return self._rows.toArrow()
+
+    def count(self) -> int:
+        return self._rows.count()
+
+    def ends(self, columns: Sequence[str]) -> list[Any]:
+        """See `ends_sql`."""
+        return [column[0].as_py() for column in self._rows.selectExpr(*ends_sql(columns)).toArrow().columns]
 
     def found(self, wanted: Sequence[Predicate]) -> Found:
         found: Found = [[] for _ in wanted]

@@ -125,3 +125,14 @@ def test_deltalakes_pyarrow_dataset_misses_rows_of_columns_without_bounds_in_its
     dataset = DeltaTable(tmp_path).to_pyarrow_dataset()
     assert dataset.to_table().num_rows == 1
     assert dataset.to_table(filter=pc.field("f") != 1).num_rows == 0
+
+
+@pytest.mark.parametrize("reader", [DeltaRs, DuckDb], ids=lambda reader: reader.__name__)
+def test_counts_and_ends_by_statistics_are_those_of_the_rows(reader, numbered):
+    _, table = numbered
+    asked = reader(table)
+    rows = asked.whole()
+    columns = ["s", "t", "local", "d", "i", "i32", "u", "price"]
+    held = [[value for value in rows.column(column).to_pylist() if value is not None] for column in columns]
+    assert asked.count() == rows.num_rows
+    assert asked.ends(columns) == [end(values) for values in held for end in (min, max)]
