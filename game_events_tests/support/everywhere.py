@@ -88,7 +88,8 @@ def _iceberg(predicate: Predicate) -> ice.BooleanExpression:
     if predicate.op in {"null", "not null"}:
         return ice.IsNull(predicate.column) if predicate.op == "null" else ice.NotNull(predicate.column)
     made: ice.BooleanExpression = kinds[predicate.op](predicate.column, predicate.value)
-    return made
+    # Its `<>` finds the rows of files without the column, too (docs/iceberg.md).
+    return ice.And(made, ice.NotNull(predicate.column)) if predicate.op == "<>" else made
 
 
 def _has_nan(predicate: Predicate) -> bool:
@@ -282,9 +283,12 @@ class Everywhere:
     ) -> None:
         self.queries += len(asked)
         for predicate, found in zip(asked, reader.found(asked), strict=True):
+            held = {row[key]: value_of(row, predicate.column) for row in rows}
             must = in_order([row[key] for row in rows if holds(predicate, value_of(row, predicate.column))])
             if found != must:
-                self.problems.append(f"{name}: {predicate} finds {len(found)} rows, must find {len(must)}")
+                wrong = list(((Counter(found) - Counter(must)) + (Counter(must) - Counter(found))).elements())[:SHOWN]
+                shown = [f"{one!r} with {held.get(one)!r}" for one in wrong]
+                self.problems.append(f"{name}: {predicate} finds {len(found)} rows, must find {len(must)}: {shown}")
 
     def _compare_statistics(self, name: str, reader: Reader, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
         """What some readers answer by statistics alone."""
