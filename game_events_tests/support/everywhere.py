@@ -41,6 +41,8 @@ SPARKS_SHARE = 0.3
 #: Columns of a table of which the lowest and highest value is asked, and types that have none in some reader.
 ENDS = 3
 NO_ENDS = (pa.float32(), pa.float64(), pa.bool_(), pa.binary())
+#: The greatest number of a column of 32 bits.
+MOST_OF_FLOAT = 3.4e38
 PYICEBERG = "pyiceberg"
 #: The key of a table is the first of these that it has, else its first column.
 KEYS = ("_kafka_offset", "gamer_id")
@@ -92,25 +94,29 @@ def _iceberg(predicate: Predicate) -> ice.BooleanExpression:
     return ice.And(made, ice.NotNull(predicate.column)) if predicate.op == "<>" else made
 
 
-def _has_nan(predicate: Predicate) -> bool:
+def _floats(predicate: Predicate) -> list[float]:
     values = predicate.value if predicate.op == "in" else [predicate.value]
-    return any(isinstance(value, float) and math.isnan(value) for value in values)
+    return [value for value in values if isinstance(value, float)]
 
 
-def _is_float(predicate: Predicate) -> bool:
-    values = predicate.value if predicate.op == "in" else [predicate.value]
-    return any(isinstance(value, float) for value in values)
+def _is_odd_for_pyiceberg(predicate: Predicate) -> bool:
+    if "." in predicate.column:
+        return True
+    # NaN is none of these.
+    beyond = any(not abs(value) <= MOST_OF_FLOAT for value in _floats(predicate))
+    return beyond or (bool(_floats(predicate)) and predicate.op in {"<>", ">", ">=", "in"})
 
 
 #: Reader -> predicates that it is not asked, and why.
 NOT_ASKED: Mapping[str, tuple[Callable[[Predicate], bool], str]] = {
     "delta-rs": (
-        lambda p: p.op == "in" and any(isinstance(v, float) and v == 0 for v in p.value),
+        lambda p: p.op == "in" and 0 in _floats(p),
         "DataFusion compares -0.0 and 0.0 as equal by `=`, and in some plans as different by `IN`",
     ),
     PYICEBERG: (
-        lambda p: "." in p.column or (_is_float(p) and p.op in {"<>", ">", ">=", "in"}) or _has_nan(p),
-        "it has no predicates on members of structs, and compares NaN as pyarrow does; IN tells -0.0 from 0.0",
+        _is_odd_for_pyiceberg,
+        "it has no predicates on members of structs, compares NaN as pyarrow does, tells -0.0 from 0.0 by IN, and what is beyond "
+        "a float column's type, infinity too, is greater than NULL for it",
     ),
 }
 
