@@ -115,18 +115,16 @@ NOT_ASKED: Mapping[str, tuple[Callable[[Predicate], bool], str]] = {
     ),
     PYICEBERG: (
         _is_odd_for_pyiceberg,
-        "it has no predicates on members of structs, compares NaN as pyarrow does, tells -0.0 from 0.0 by IN, and what is beyond "
-        "a float column's type, infinity too, is greater than NULL for it",
+        "it has no predicates on members of structs, compares NaN as pyarrow does, tells -0.0 from 0.0 by IN, and finds NULL "
+        "by what is beyond a column's type, as infinity is",
     ),
 }
 
 
 def compared(left: Any, right: Any) -> int:
     """-1, 0 or 1, as SQL compares: NaN equals itself and is the greatest number, -0.0 is 0.0."""
-    both = [
-        (math.isnan(value), 0 if math.isnan(value) else value) if isinstance(value, float) else value for value in (left, right)
-    ]
-    return int(both[0] > both[1]) - int(both[0] < both[1])
+    one, other = _sorted(left), _sorted(right)
+    return int(one > other) - int(one < other)
 
 
 def holds(predicate: Predicate, value: Any) -> bool:
