@@ -79,6 +79,8 @@ VALUES: dict[str, Sequence[Any]] = {
     "st.f": [float("nan"), -0.0, 1.5],
     "st.s": ["", "\U00020bb7\u91ce", "\U0010ffff"],
 }
+#: Digits after the point -> the decimal type with these.
+_PRECISIONS: dict[Any, str] = {0: "20, 0", -2: "9, 2", -18: "38, 18"}
 COMPARISONS = ("=", "<>", "<", "<=", ">", ">=")
 
 
@@ -139,7 +141,7 @@ class Literals:
                 v.replace(tzinfo=None).isoformat(self.between, "microseconds")
             ),
             date: "DATE '{}'".format,
-            Decimal: lambda v: f"CAST('{v}' AS DECIMAL({'9, 2' if v.as_tuple().exponent else '20, 0'}))",
+            Decimal: lambda v: f"CAST('{v:f}' AS DECIMAL({_PRECISIONS[v.as_tuple().exponent]}))",
         }
         return writers[type(value)](value)
 

@@ -27,6 +27,7 @@ _DUCKDB = """
 import json, sys
 from pathlib import Path
 import duckdb, duckdb_extension_avro, duckdb_extension_iceberg
+import pyarrow.parquet as pq
 
 connection = duckdb.connect()
 for module in (duckdb_extension_avro, duckdb_extension_iceberg):
@@ -34,7 +35,9 @@ for module in (duckdb_extension_avro, duckdb_extension_iceberg):
     connection.execute(f"LOAD '{file}'")
 connection.execute("SET TimeZone = 'UTC'")
 for metadata, where, to in json.load(sys.stdin):
-    connection.execute(f"COPY (SELECT * FROM iceberg_scan('{metadata}') WHERE {where}) TO '{to}'")
+    found = connection.sql(f"SELECT * FROM iceberg_scan('{metadata}') WHERE {where}").to_arrow_table()
+    # DuckDB's own COPY makes one value of -0.0 and 0.0 in a dictionary.
+    pq.write_table(found, to, use_dictionary=False)
 """
 
 _SPARK = """

@@ -6,7 +6,6 @@ The other readers: game_events_tests/unit/lakehouse/data/test_file_statistics.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,12 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.maintenance import join_files
 from game_events.lakehouse.tables import Lakehouse, Table, paths
-from game_events_tests.support.edge_values import Literals, Predicate, compacted, handle_of, merged, predicates, written
+from game_events_tests.support.edge_values import Predicate, compacted, handle_of, merged, predicates, written
+from game_events_tests.support.readers import Spark
 from game_events_tests.support.tables import plan
 
 Read = Callable[[SparkSession, Table], DataFrame]
 Make = Callable[[Lakehouse], Table]
-#: Predicates of one Spark job.
-AT_ONCE = 20
-
-
-_SPARK = Literals("decode(unhex('{}'), 'UTF-8')", "X'{}'", "TIMESTAMP '{}+00:00'", "TIMESTAMP_NTZ '{}'")
-
-
-def _sql(predicate: Predicate) -> str:
-    return predicate.sql(_SPARK, "{0}.{1}")
 
 
 def _as_delta(spark: SparkSession, table: Table) -> DataFrame:
@@ -54,15 +45,8 @@ def _wanted() -> list[Predicate]:
 
 @pytest.mark.parametrize(("read", "make"), [(_as_delta, written), (_as_files, compacted), (_as_files, merged)])
 def test_a_predicate_finds_the_rows_that_it_is_true_for(spark: SparkSession, tmp_path: Path, read: Read, make: Make) -> None:
-    rows, wanted = read(spark, make(Lakehouse(str(tmp_path)))), _wanted()
-    held = rows.selectExpr("_batch", *(f"({_sql(p)}) AS p{n}" for n, p in enumerate(wanted))).toArrow()
-    whole = [sorted(held.column(0).filter(mask).to_pylist()) for mask in held.columns[1:]]
-    found: list[list[int]] = [[] for _ in wanted]
-    for begin in range(0, len(wanted), AT_ONCE):
-        parts = [rows.where(_sql(p)).selectExpr(f"{n} AS k", "_batch") for n, p in enumerate(wanted)][begin : begin + AT_ONCE]
-        for k, batch in reduce(DataFrame.unionAll, parts).collect():
-            found[k].append(batch)
-    assert {p: sorted(rows) for p, rows in zip(wanted, found, strict=True)} == dict(zip(wanted, whole, strict=True))
+    reader, wanted = Spark(read(spark, make(Lakehouse(str(tmp_path))))), _wanted()
+    assert dict(zip(wanted, reader.found(wanted), strict=True)) == dict(zip(wanted, reader.read(wanted), strict=True))
 
 
 def test_the_change_feed_has_replaced_rows_and_no_compacted_ones(spark: SparkSession, tmp_path: Path) -> None:

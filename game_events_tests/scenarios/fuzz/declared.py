@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from game_events.rules import Rule
+from game_events_tests.scenarios.fuzz.edges import drawn_edges
 
 Row = dict[str, Any]
 GAMES = ("rummy", "spades", "uno", "chess", "go")
@@ -37,6 +38,7 @@ class Event:
     Attributes:
         kind: how it is written: a format of files, or a message type.
         extra: values of columns that the schema got later.
+        edges: those of columns of every type (`edges.py`); None: there is none.
         damaged: it does not decode.
         times: how often it is written; more than once only where the settings leave out what is sent twice.
     """
@@ -50,6 +52,7 @@ class Event:
     x: float | None
     at: datetime | None
     extra: Mapping[str, str] = field(default_factory=dict)
+    edges: Mapping[str, Any] = field(default_factory=dict)
     damaged: bool = False
     times: int = 1
 
@@ -61,14 +64,16 @@ class Event:
     def fields(self) -> Row:
         """What is written, without what is not set."""
         own = {"game_name": self.game, "gamer_id": self.gamer, "n": self.n, "dev": self.dev, "x": self.x, "rid": self.rid}
-        return {k: v for k, v in {**own, "event_timestamp": self.at, **self.extra}.items() if v is not None}
+        return {k: v for k, v in {**own, "event_timestamp": self.at, **self.extra, **self.edges}.items() if v is not None}
 
 
-def drawn(draw: Random, number: int, kind: str, games: tuple[str, ...], extra: Iterable[str], *, damaged: bool) -> Event:
-    """An event."""
+def drawn(
+    draw: Random, number: int, kind: tuple[str, str], games: tuple[str, ...], extra: Iterable[str], *, damaged: bool
+) -> Event:
+    """An event; `kind`: how it is written, and the form of that (`edges.py`)."""
     return Event(
         number=number,
-        kind=kind,
+        kind=kind[0],
         game=draw.choice(games),
         gamer=draw.choice(PLAYERS),
         n=draw.choice((None, *range(100))),
@@ -76,8 +81,27 @@ def drawn(draw: Random, number: int, kind: str, games: tuple[str, ...], extra: I
         x=draw.choice((0.0, -0.0, 1.5, None)),
         at=draw.choice(TIMES),
         extra={name: draw.choice(("a", "b")) for name in extra},
+        edges=drawn_edges(draw, kind[1]),
         damaged=damaged,
     )
+
+
+# --- what an admin says about files and tables: no row of any table is another one by it, but for those that are too old
+
+#: Setting -> its values; the first is what a world begins with.
+ADMIN: dict[str, tuple[Any, ...]] = {
+    "layout": (
+        {},
+        {"silver": "day", "bronze": "arrival_day"},
+        {"silver": ("gamer_id", "n")},
+        {"silver": ("e_text",), "bronze": ("e_int", "e_at")},
+    ),
+    "statistics_columns": ({}, {"all": ("e_text", "e_int", "e_at", "n")}, {"silver": ("e_day",)}),
+    "table_features": ((), ("changeDataFeed",), ("inCommitTimestamp", "rowTracking"), ("rowTracking",)),
+    "retention_days": ({}, {"silver:rummy": 30.0}, {"silver:chess": 0.5, "silver:rummy": 300.0}),
+}
+#: Events before this time are older than each limit of an age.
+LONG_AGO = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 # --- which rows are sent twice

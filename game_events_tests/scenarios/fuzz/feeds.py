@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from confluent_kafka import Producer
 from game_events.config.settings import load_settings
 from game_events.plugins.local.servers.local_stack import StackState
 from game_events.sources.kafka.client import ensure_topic
+from game_events_tests.scenarios.fuzz import edges
 from game_events_tests.scenarios.fuzz.declared import Event
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.worlds.topic import register
@@ -31,6 +31,7 @@ ARROW = pa.schema(
         ("x", pa.float64()),
         ("rid", pa.string()),
         ("event_timestamp", pa.timestamp("us", "UTC")),
+        *edges.ARROW,
     ]
 )
 PROPERTIES = {
@@ -41,8 +42,14 @@ PROPERTIES = {
     "x": {"type": "number"},
     "rid": {"type": "string"},
     "event_timestamp": {"type": "string", "format": "date-time"},
+    **edges.JSON_PROPERTIES,
 }
-AVRO_TYPES = {"n": "long", "x": "double", "event_timestamp": {"type": "long", "logicalType": "timestamp-micros"}}
+AVRO_TYPES = {
+    "n": "long",
+    "x": "double",
+    "event_timestamp": {"type": "long", "logicalType": "timestamp-micros"},
+    **edges.AVRO_TYPES,
+}
 
 
 class Feed(Protocol):
@@ -50,7 +57,7 @@ class Feed(Protocol):
 
     Attributes:
         kinds: how an event can be written; the first of them may be damaged.
-        types: kind -> full name of its message type; None: it has none.
+        types: kind -> full name of its message type; None: it has none. forms: kind -> which columns it has (`edges.py`).
         grows: kinds whose schema gets the columns that come.
         tombstones: records without a value that were written besides.
         decoded_again: of these, those whose earlier records have a new column after a redecode.
@@ -58,6 +65,7 @@ class Feed(Protocol):
 
     kinds: tuple[str, ...]
     types: Mapping[str, str | None]
+    forms: Mapping[str, str]
     grows: tuple[str, ...]
     decoded_again: tuple[str, ...]
     tombstones: int
@@ -82,15 +90,9 @@ def sent(events: Iterable[Event]) -> Iterator[Event]:
 
 def json_text(event: Event) -> str:
     """A document; one that is damaged has no end."""
-    fields = event.fields()
-    if event.at is not None:
-        fields["event_timestamp"] = _iso(event.at)
+    fields = {name: edges.as_json(value) for name, value in event.fields().items()}
     text = json.dumps(fields)
     return text[:-1] + ', "cut' if event.damaged else text
-
-
-def _iso(at: datetime) -> str:
-    return f"{at.year:04d}-{at:%m-%dT%H:%M:%S.%fZ}"
 
 
 def json_schema(columns: Iterable[str]) -> str:
@@ -104,6 +106,7 @@ class Files:
 
     kinds: tuple[str, ...] = ("jsonl", "parquet", "avro")
     types: Mapping[str, str | None] = {"jsonl": "shop.JsonEvent", "parquet": None, "avro": "shop.AvroEvent"}
+    forms: Mapping[str, str] = {"jsonl": edges.JSON, "parquet": edges.PARQUET, "avro": edges.AVRO}
     grows: tuple[str, ...] = ("jsonl",)
     decoded_again: tuple[str, ...] = ("jsonl",)
     tombstones = 0
@@ -135,11 +138,17 @@ class Files:
         if kind == "jsonl":
             made.write_text("".join(json_text(event) + "\n" for event in events))
         elif kind == "parquet":
-            rows = pa.Table.from_pylist([event.fields() for event in events], schema=ARROW)
+            rows = pa.Table.from_pylist([_with_pairs(event.fields()) for event in events], schema=ARROW)
             pq.write_table(rows, made, row_group_size=draw.choice((2, 1_000)))
         else:
             made.write_bytes(_avro(events))
         made.rename(self._landing / f"f{self._files:05}.{kind}")
+
+
+def _with_pairs(fields: dict[str, Any]) -> dict[str, Any]:
+    """Arrow wants a map as pairs."""
+    maps = {name: list(fields[name].items()) for name, kind in edges.ARROW if pa.types.is_map(kind) and name in fields}
+    return fields | maps
 
 
 def _avro(events: Sequence[Event]) -> bytes:
@@ -151,7 +160,7 @@ def _avro(events: Sequence[Event]) -> bytes:
 
 
 OWN = """optional string game_name = 1; optional string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3;
-optional int64 n = 4; optional string dev = 5; optional double x = 6; optional string rid = 7;"""
+optional int64 n = 4; optional string dev = 5; optional double x = 6; optional string rid = 7; """
 PATHS = {"played": (0,), "paid": (1,)}
 PARTITIONS = 2
 #: How often a record without a value comes between two events.
@@ -162,7 +171,9 @@ def proto(columns: Iterable[str]) -> str:
     """Two message types with the same fields, of which the first has these columns besides."""
     more = " ".join(f"optional string {name} = {number};" for number, name in enumerate(columns, 20))
     head = 'syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";'
-    return f"{head}\nmessage Played {{ {OWN} {more} }}\nmessage Paid {{ {OWN} }}\n"
+    own = OWN + edges.protobuf_fields(40)
+    inner = "".join(f"message {name} {{ {fields} }}\n" for name, fields in edges.PROTOBUF_TYPES.items())
+    return f"{head}\nmessage Played {{ {own} {more} }}\nmessage Paid {{ {own} }}\n{inner}"
 
 
 class Topic:
@@ -170,6 +181,7 @@ class Topic:
 
     kinds: tuple[str, ...] = ("played", "paid", "json")
     types: Mapping[str, str | None] = {"played": "shop.Played", "paid": "shop.Paid", "json": "shop.JsonEvent"}
+    forms: Mapping[str, str] = {"played": edges.PROTOBUF, "paid": edges.PROTOBUF, "json": edges.JSON}
     grows: tuple[str, ...] = ("played", "json")
     decoded_again: tuple[str, ...] = ()  # each record has the schema that it was written with
     tombstones = 0

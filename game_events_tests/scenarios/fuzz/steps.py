@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +28,21 @@ from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
 from game_events.plugins.governance.run import erase as erase_people
-from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, GAMES, GOLDS, NO_GAMES, PLAYERS, RULES, drawn, sent_again
+from game_events_tests.scenarios.fuzz.declared import (
+    ADMIN,
+    EXTENSIONS,
+    GAMES,
+    GOLDS,
+    NO_GAMES,
+    PLAYERS,
+    RULES,
+    drawn,
+    sent_again,
+)
 from game_events_tests.scenarios.fuzz.look import Look
 from game_events_tests.scenarios.fuzz.world import Action, World
+from game_events_tests.support.everywhere import Everywhere
+from game_events_tests.support.iceberg import caught_up
 
 #: How many failpoints a run comes to, about: with little to do, and with much.
 FEW, SOME, MANY = 6, 18, 45
@@ -71,12 +84,12 @@ def sequence(seed: int, count: int) -> list[Step]:
     weights = [STEPS[name][0] for name in names]
     found = [Step("begin", draw.randrange(10**6)), Step("produce", draw.randrange(10**6))]
     until_look = draw.randint(2, 6)
-    while len(found) < count - 1:
+    while len(found) < count - 2:
         until_look -= 1
         name = draw.choices(names, weights)[0] if until_look else "look"
         until_look = until_look or draw.randint(3, 7)
         found.append(Step(name, draw.randrange(10**6)))
-    return [*found, Step("look", draw.randrange(10**6))]
+    return [*found, Step("look", draw.randrange(10**6)), Step("read", draw.randrange(10**6))]
 
 
 # --- what comes
@@ -96,7 +109,8 @@ def produce(world: World, draw: Random) -> None:
     games = GAMES[:1] if draw.random() < 0.3 else (*GAMES, *NO_GAMES)
     extra = world.columns if kind in world.feed.grows else []
     first, damageable = len(world.truth.fates), kind in (world.feed.kinds[0], "json")
-    events = [drawn(draw, first + n, kind, games, extra, damaged=damageable and draw.random() < 0.05) for n in range(count)]
+    form = kind, world.feed.forms[kind]
+    events = [drawn(draw, first + n, form, games, extra, damaged=damageable and draw.random() < 0.05) for n in range(count)]
     if world.deduplicates:
         events = [sent_again(draw, event) for event in events]
     world.feed.write(events, draw)
@@ -246,6 +260,15 @@ def declare(world: World, draw: Random) -> None:
         world.declare(**{what: draw.randrange({"rules": len(RULES), "gold": len(GOLDS), "extension": len(EXTENSIONS)}[what])})
 
 
+def administrate(world: World, draw: Random) -> None:
+    """Another layout of files, statistics or features of tables, or limits of ages; then what is older may be gone."""
+    name = draw.choice(list(ADMIN))
+    value = draw.choice(ADMIN[name])
+    world.declare(admin={**world.admin, name: value})
+    if name == "retention_days":
+        world.truth.expiring |= {key.partition(":")[2] for key in value}
+
+
 # --- maintenance, and other hands
 
 
@@ -254,7 +277,19 @@ def tidy(world: World, draw: Random) -> None:
     more = (
         dict.fromkeys(("every_version_h", "replaced_files_h", "derived_replaced_files_h"), 1e-4) if draw.random() < 0.5 else {}
     )
-    world.attempt(maintain, _place(draw) if draw.random() < 0.3 else 0, pipeline=world.pipeline(**more))
+    work = partial(maintain, layout=draw.random() < 0.3)
+    world.attempt(work, _place(draw) if draw.random() < 0.3 else 0, pipeline=world.pipeline(**more))
+
+
+def iceberg(world: World, draw: Random) -> None:
+    """Iceberg follows, perhaps as after an erasure; perhaps killed, or beside other work."""
+    forget, at = draw.random() < 0.2, draw.choice((0, draw.randint(1, FEW)))
+
+    def work(pipeline: Pipeline, _: RunReport) -> None:
+        failed = caught_up(pipeline, forget=forget).failed
+        world.say(f"   left: {dict(failed)}" if failed else "   all are there")
+
+    world.attempt(work, at, None if draw.random() < 0.6 else _other(world, draw))
 
 
 def other_engine(world: World, draw: Random) -> None:
@@ -416,6 +451,18 @@ def look(world: World, draw: Random) -> None:
     world.say("   all is right")
 
 
+def read(world: World, draw: Random) -> None:
+    """All readers of Delta's tables and of Iceberg's give the same rows, however far a run has come."""
+    began = time.monotonic()
+    world.readings += 1
+    readers = Everywhere(world.pipeline(), world.spark, draw)
+    found = readers.compare(world.folder / f"reading_{world.readings}")
+    shares = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in readers.seconds.items())
+    world.say(f"   {readers.rows} rows, {readers.queries} queries, {time.monotonic() - began:.0f} s ({shares})")
+    if found:
+        raise DifferenceError("\n".join(found))
+
+
 #: Name -> how often, and what.
 STEPS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "begin": (0, begin),
@@ -429,7 +476,9 @@ STEPS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "full": (7, full),
     "sigkill": (2, sigkill),
     "declare": (10, declare),
-    "tidy": (5, tidy),
+    "administrate": (5, administrate),
+    "tidy": (8, tidy),
+    "iceberg": (3, iceberg),
     "other_engine": (7, other_engine),
     "restore": (4, restore),
     "restore_bronze": (2, restore_bronze),
@@ -439,4 +488,5 @@ STEPS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "replay": (4, replay),
     "schema": (2, schema),
     "look": (0, look),
+    "read": (1, read),
 }

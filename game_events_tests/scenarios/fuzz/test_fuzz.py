@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import pytest
@@ -12,14 +13,18 @@ from game_events_tests.scenarios.fuzz.__main__ import seeds
 from game_events_tests.scenarios.fuzz.running import FILES, KAFKA, Fuzz
 from game_events_tests.scenarios.fuzz.steps import STEPS, Step, sequence
 from game_events_tests.scenarios.fuzz.world import World
+from game_events_tests.support.edge_values import Predicate
+from game_events_tests.support.everywhere import holds
+from game_events_tests.support.readers import Polars
 
-#: What fits into a minute.
-STEPS_EACH = 25
+#: What fits into a minute or two.
+STEPS_EACH, STEPS_LONG = 25, 40
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_row_is_in_its_place_after_any_steps_over_files(spark: SparkSession, seed: int) -> None:
-    failure = Fuzz(spark, FILES, None, print).failure(sequence(seed, STEPS_EACH))
+@pytest.mark.parametrize(("seed", "steps"), [(1, STEPS_EACH), (2, STEPS_LONG)])
+def test_every_row_is_in_its_place_after_any_steps_over_files(spark: SparkSession, seed: int, steps: int) -> None:
+    """And all readers of Delta's tables and of Iceberg's have the same ones."""
+    failure = Fuzz(spark, FILES, None, print).failure(sequence(seed, steps))
     assert failure is None, str(failure)
 
 
@@ -46,6 +51,31 @@ def test_a_table_that_is_wrong_is_found_and_the_steps_that_lead_to_it_are_told(
     assert "that must not be there" in failure.difference
     assert "--replay 'produce:1 smuggle:7 look:1'" in str(failure)
     assert [step.name for step in fuzz.shorter(failure, float("inf")).steps] == ["smuggle", "look"]
+
+
+def test_a_reader_that_finds_other_rows_is_told_with_the_table_and_the_query(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here Polars finds nothing by predicates."""
+    monkeypatch.setattr(Polars, "found", lambda _, wanted: [[] for _ in wanted])
+    failure = Fuzz(spark, FILES, None).failure([Step("produce", 3), Step("run", 1), Step("read", 1)])
+    assert failure is not None
+    assert re.search(
+        r"bronze_events by Polars: Predicate\(column='\w+', op='.*\) finds 0 rows, must find \d+", failure.difference
+    )
+    assert "--replay 'produce:3 run:1 read:1'" in str(failure)
+    assert "by DuckDB: " not in failure.difference
+
+
+def test_a_predicate_holds_as_in_sql() -> None:
+    nan = float("nan")
+    assert holds(Predicate("f", ">", 1.5), nan)
+    assert holds(Predicate("f", "=", nan), nan)
+    assert not holds(Predicate("f", ">", nan), float("inf"))
+    assert holds(Predicate("f", "in", (1.0, 0.0)), -0.0)
+    assert holds(Predicate("s", ">", "\uffff"), "\U00010000"), "texts are compared by their code points"
+    assert not holds(Predicate("s", "<>", "a"), None)
+    assert holds(Predicate("s", "null"), None)
 
 
 def test_a_seed_has_the_same_steps_each_time_and_each_kind_of_step_comes() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from game_events_tests.scenarios.fuzz.declared import (
     BELOW,
     DROPPED,
     EXTENSIONS,
     FAILING,
+    FIRST,
     HELD,
     KEPT,
     NAMED,
@@ -14,15 +17,17 @@ from game_events_tests.scenarios.fuzz.declared import (
     Event,
     verdict,
 )
-from game_events_tests.scenarios.fuzz.truth import Config, Truth
+from game_events_tests.scenarios.fuzz.truth import Config, Truth, kept_outcomes
 
 #: Rejects events without a player, and drops those of 90 and more.
 BOTH = RULES.index((NAMED, BELOW))
 PLAIN, STRICTER = Config(0, 0), Config(BOTH, 0)
 
 
-def event(number: int = 0, gamer: str | None = "player-1", n: int = 95, *, damaged: bool = False) -> Event:
-    return Event(number, "jsonl", "uno", gamer, n, None, None, None, damaged=damaged)
+def event(
+    number: int = 0, gamer: str | None = "player-1", n: int = 95, *, damaged: bool = False, at: datetime | None = None
+) -> Event:
+    return Event(number, "jsonl", "uno", gamer, n, None, None, at, damaged=damaged)
 
 
 def truth_of(*events: Event, config: Config = PLAIN) -> Truth:
@@ -45,6 +50,15 @@ def test_a_failing_rule_goes_first_then_quarantine_then_drop() -> None:
     assert verdict(BOTH, event(gamer=None)) == HELD
     assert verdict(BOTH, event(n=1)) == KEPT
     assert verdict(FAILING, event(n=1)) is None
+
+
+def test_a_row_may_be_gone_if_it_is_old_and_its_game_has_ever_had_a_limit() -> None:
+    old, young, without = (event(number, at=at) for number, at in enumerate((FIRST, datetime(9999, 1, 1, tzinfo=UTC), None)))
+    truth = truth_of(old, young, without)
+    assert not any(map(truth.may_be_expired, truth.fates.values()))
+    truth.expiring.add("uno")
+    assert [truth.may_be_expired(fate) for fate in truth.fates.values()] == [True, False, False]
+    assert kept_outcomes(truth.fates[old.rid]) == {(KEPT, 0)}
 
 
 def test_a_changed_rule_is_for_later_rows_only() -> None:

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from game_events_tests.scenarios.fuzz.declared import DROPPED, EXTENSIONS, GAMES, HELD, Event, verdict, without_rejecting
+from game_events_tests.scenarios.fuzz.declared import (
+    DROPPED,
+    EXTENSIONS,
+    GAMES,
+    HELD,
+    KEPT,
+    LONG_AGO,
+    Event,
+    verdict,
+    without_rejecting,
+)
 
 #: Where an event is, and the number of the module whose transformations its rows in silver have.
 Outcome = tuple[str, int]
@@ -74,6 +84,8 @@ class Truth:
         self.erased: set[str] = set()
         #: Games with tables that are not whole: a run makes them again.
         self.broken: set[str] = set()
+        #: Games of which silver may lack rows by their age, and gold may have such rows.
+        self.expiring: set[str] = set()
 
     def sent(self, events: Iterable[Event], sure: Collection[str]) -> None:
         """Events were written."""
@@ -88,6 +100,11 @@ class Truth:
     def is_gone(self, fate: Fate) -> bool:
         """Whether it must be nowhere."""
         return fate.gone == YES or (not fate.event.damaged and fate.event.gamer in self.erased)
+
+    def may_be_expired(self, fate: Fate) -> bool:
+        """Whether silver may lack it as it is too old."""
+        event = fate.event
+        return event.game in self.expiring and event.at is not None and event.at < LONG_AGO
 
     def _of(self, games: Collection[str]) -> Sequence[Fate]:
         return [fate for fate in self.fates.values() if fate.event.game in games and not fate.event.damaged]
@@ -145,6 +162,11 @@ class Truth:
         for fate in self.fates.values():
             if fate.settled and fate.event.kind in kinds:
                 fate.sure |= frozenset(columns) & fate.event.extra.keys()
+
+
+def kept_outcomes(fate: Fate) -> set[Outcome]:
+    """The outcomes with which silver has had it."""
+    return {outcome for outcome in fate.outcomes if outcome[0] == KEPT}
 
 
 def rows_of(event: Event, outcome: Outcome) -> list[dict[str, object]]:

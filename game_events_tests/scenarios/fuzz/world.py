@@ -27,7 +27,7 @@ from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import cycle
 from game_events.pipeline.silver import stage
-from game_events_tests.scenarios.fuzz.declared import DEDUPLICATE, EXTENSIONS, FAILING, GOLDS, RULES
+from game_events_tests.scenarios.fuzz.declared import ADMIN, DEDUPLICATE, EXTENSIONS, FAILING, GOLDS, RULES
 from game_events_tests.scenarios.fuzz.feeds import Feed
 from game_events_tests.scenarios.fuzz.truth import Config, Truth
 from game_events_tests.support.servers.attached_driver import start_driver
@@ -36,6 +36,7 @@ Action = Callable[[], object]
 Work = Callable[[Pipeline, RunReport], object]
 #: A process of its own needs some seconds.
 DRIVER_S = 300
+ALLOWED = {"allow_bronze_full_refresh": True, "allow_refresh_without_expired": True}
 KEY = "0123456789abcdef0123456789abcdef"
 #: A few rows go the ways of millions.
 TINY = Sizes(read_rows=5, read_whole_bytes=7_000, row_group_rows=6, sent_rows=7, sorted_rows=11)
@@ -80,9 +81,11 @@ class World:
     Attributes:
         truth: what tables must hold.
         rules, gold, extension, games: what is declared now: numbers, and the allow list.
+        admin: setting -> its value: what an admin says about files and tables.
         columns: of the schema, besides those that it began with.
         deduplicates: rows that are sent twice are left out; chosen once, as the tables of message types are (`begin`).
         loops: name -> a pipeline that lives on, with its handles, and its maintenance.
+        readings: how often all readers were compared.
         log: what has happened.
         killed, met: failpoint -> how often a run was killed there, or met other work.
     """
@@ -92,6 +95,7 @@ class World:
         self.truth = Truth()
         self.rules = self.gold = self.extension = 0
         self.games: tuple[str, ...] = ()
+        self.admin = {name: values[0] for name, values in ADMIN.items()}
         self.columns: list[str] = []
         self.loops: dict[str, tuple[Pipeline, IncrementalMaintenance]] = {}
         self.log: list[str] = []
@@ -100,9 +104,10 @@ class World:
         self._say = say
         for number, extension in enumerate(EXTENSIONS):
             (folder / f"own_{number}.py").write_text(extension.text)
-        self._given = {**feed.settings(), "erasure_key": KEY, "orphan_retention_h": 1, "allow_bronze_full_refresh": True}
+        self._given = {**feed.settings(), "erasure_key": KEY, "orphan_retention_h": 1} | ALLOWED
         self._driver_log = folder / "driver.log"
         self.deduplicates = False
+        self.readings = 0
         self.begin()
 
     def begin(self, *, deduplicates: bool = False, types: Sequence[str] | None = None) -> None:
@@ -151,6 +156,7 @@ class World:
             "rules": tuple(rule for rule, _ in RULES[self.rules]),
             "gold_columns": GOLDS[self.gold][0],
             "games": self.games,
+            **self.admin,
             "extensions": (str(self.folder / f"own_{self.extension}.py"),) if own else (),
         }
 

@@ -8,19 +8,16 @@ import json
 from collections.abc import Callable
 from urllib.parse import unquote
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.data.staging import SAMPLE_ROWS, StagedWriter
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse
 from game_events.plugins.catalog.sql import TablesSql
 from game_events_tests.support.edge_values import (
-    Literals,
     Predicate,
     compacted,
     copied,
@@ -28,127 +25,9 @@ from game_events_tests.support.edge_values import (
     predicates,
     written,
 )
+from game_events_tests.support.readers import DeltaRs, DuckDb, Polars, PyArrow
 from game_events_tests.support.reconciliation import database
 from game_events_tests.support.tables import put
-
-Found = list[list[int]]
-
-
-_DUCKDB = Literals("decode(unhex('{}'))", "unhex('{}')", "TIMESTAMPTZ '{}+00'", "TIMESTAMP '{}'")
-#: Times with a zone are nanoseconds if they are plain literals, which have no year 1 or 9999.
-_DATAFUSION = Literals(
-    "arrow_cast(X'{}', 'Utf8')",
-    "X'{}'",
-    "arrow_cast('{}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
-    "arrow_cast('{}', 'Timestamp(Microsecond, None)')",
-    "T",
-)
-
-
-def _in_parts(sql: Callable[[str], pa.Table], ask: Callable[[Predicate], str], wanted: list[Predicate]) -> Found:
-    """What each predicate finds; many in each query, as a query takes longer to plan than to run."""
-    found: Found = [[] for _ in wanted]
-    for begin in range(0, len(wanted), 40):
-        parts = [f"SELECT {n} AS k, _batch FROM t WHERE {ask(p)}" for n, p in enumerate(wanted[begin : begin + 40], begin)]
-        for k, batch in zip(*(c.to_pylist() for c in sql(" UNION ALL ".join(parts)).columns), strict=True):
-            found[k].append(batch)
-    return [sorted(numbers) for numbers in found]
-
-
-class DeltaRs:
-    """SQL of delta-rs (DataFusion): statistics of the log, then of the footers."""
-
-    def __init__(self, table: Table) -> None:
-        self.builder = QueryBuilder().register("t", DeltaTable(table.uri))
-
-    def rows(self, text: str) -> pa.Table:
-        return pa.table(self.builder.execute(text).read_all())
-
-    def found(self, wanted: list[Predicate]) -> Found:
-        return _in_parts(self.rows, lambda p: p.sql(_DATAFUSION), wanted)
-
-    def read(self, wanted: list[Predicate]) -> Found:
-        columns = ", ".join(f"({p.without_in(_DATAFUSION)}) AS p{n}" for n, p in enumerate(wanted))
-        return _chosen(self.rows(f"SELECT _batch, {columns} FROM t"))
-
-
-def _chosen(table: pa.Table) -> Found:
-    """The numbers of the rows for which each of the further columns is true."""
-    return [sorted(table.column(0).filter(mask).to_pylist()) for mask in table.columns[1:]]
-
-
-class DuckDb:
-    """DuckDB over the files that the log names, as `game-events sql`: statistics of the footers."""
-
-    def __init__(self, table: Table) -> None:
-        self.cursor = database().cursor()
-        files = [unquote(uri.removeprefix("file://")) for uri in DeltaTable(table.uri).file_uris()]
-        self.cursor.execute(f"CREATE TEMP VIEW t AS FROM read_parquet({files})")
-
-    def rows(self, text: str) -> pa.Table:
-        found: pa.Table = self.cursor.sql(text).to_arrow_table()
-        return found
-
-    def found(self, wanted: list[Predicate]) -> Found:
-        return _in_parts(self.rows, lambda p: p.sql(_DUCKDB), wanted)
-
-    def read(self, wanted: list[Predicate]) -> Found:
-        columns = ", ".join(f"({p.sql(_DUCKDB)}) AS p{n}" for n, p in enumerate(wanted))
-        return _chosen(self.rows(f"SELECT _batch, {columns} FROM t"))
-
-
-class Polars:
-    """`scan_delta`: statistics of the log, then of the footers."""
-
-    def __init__(self, table: Table) -> None:
-        self.rows = pl.scan_delta(table.uri)
-
-    def _expression(self, predicate: Predicate) -> pl.Expr:
-        column, _, member = predicate.column.partition(".")
-        value = pl.col(column).struct.field(member) if member else pl.col(column)
-        if predicate.op in {"null", "not null"}:
-            return value.is_null() if predicate.op == "null" else value.is_not_null()
-        kind = self.rows.collect_schema()[column]
-        of_column = kind if isinstance(kind, pl.Decimal) else None
-        found: pl.Expr = predicate.of(value, lambda v: pl.lit(v, of_column))
-        return found
-
-    def found(self, wanted: list[Predicate]) -> Found:
-        lazy = [self.rows.filter(self._expression(p)).select("_batch") for p in wanted]
-        # Some at a time: each has threads of its own that open files.
-        frames = [frame for begin in range(0, len(lazy), 16) for frame in pl.collect_all(lazy[begin : begin + 16])]
-        return [sorted(frame["_batch"].to_list()) for frame in frames]
-
-    def read(self, wanted: list[Predicate]) -> Found:
-        columns = [self._expression(p).alias(f"p{n}") for n, p in enumerate(wanted)]
-        return _chosen(self.rows.collect().select("_batch", *columns).to_arrow())
-
-
-class PyArrow:
-    """A pyarrow dataset of the files that the log names: statistics of the footers."""
-
-    def __init__(self, table: Table) -> None:
-        delta = DeltaTable(table.uri)
-        files = [unquote(uri.removeprefix("file://")) for uri in delta.file_uris()]
-        self.dataset = ds.dataset(files, pa.schema(delta.schema()), format="parquet")
-
-    def _expression(self, predicate: Predicate) -> pc.Expression:
-        column = pc.field(*predicate.column.split("."))
-        if predicate.op in {"null", "not null"}:
-            return column.is_null() if predicate.op == "null" else column.is_valid()
-        kind = self.dataset.schema
-        for name in predicate.column.split("."):
-            kind = kind.field(name).type
-        found: pc.Expression = predicate.of(column, lambda v: pa.scalar(v, kind))
-        return found
-
-    def found(self, wanted: list[Predicate]) -> Found:
-        return [sorted(self.dataset.to_table(["_batch"], filter=self._expression(p))["_batch"].to_pylist()) for p in wanted]
-
-    def read(self, wanted: list[Predicate]) -> Found:
-        columns = {"_batch": pc.field("_batch"), **{f"p{n}": self._expression(p) for n, p in enumerate(wanted)}}
-        return _chosen(ds.dataset(self.dataset.to_table()).to_table(columns))
-
 
 #: Reader -> predicates for which it contradicts itself, whatever the statistics say, and why.
 KNOWN_FAULTS: dict[type, tuple[Callable[[Predicate], bool], str]] = {
@@ -246,3 +125,14 @@ def test_deltalakes_pyarrow_dataset_misses_rows_of_columns_without_bounds_in_its
     dataset = DeltaTable(tmp_path).to_pyarrow_dataset()
     assert dataset.to_table().num_rows == 1
     assert dataset.to_table(filter=pc.field("f") != 1).num_rows == 0
+
+
+@pytest.mark.parametrize("reader", [DeltaRs, DuckDb], ids=lambda reader: reader.__name__)
+def test_counts_and_ends_by_statistics_are_those_of_the_rows(reader, numbered):
+    _, table = numbered
+    asked = reader(table)
+    rows = asked.whole()
+    columns = ["s", "t", "local", "d", "i", "i32", "u", "price"]
+    held = [[value for value in rows.column(column).to_pylist() if value is not None] for column in columns]
+    assert asked.count() == rows.num_rows
+    assert asked.ends(columns) == [end(values) for values in held for end in (min, max)]
