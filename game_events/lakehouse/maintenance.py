@@ -13,9 +13,8 @@ Deleted are files that no version needs any more (`commits/versions.py`), and or
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from urllib.parse import unquote
 
@@ -28,27 +27,12 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
 from game_events.lakehouse.commits.versions import OldVersions
-from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, days_of_files, has_days
-from game_events.lakehouse.data.row_ids import read_with_ids, row_ids
-from game_events.lakehouse.data.staging import (
-    StagedFile,
-    StagedWriter,
-    buffer_bytes,
-    discard,
-    file_system,
-    floating_columns,
-    has_mark,
-    is_current,
-)
+from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, days_of_files, has_days
+from game_events.lakehouse.data.rewriting import Rewriting, columns_in_files, staged_together
+from game_events.lakehouse.data.staging import StagedFile, file_system, floating_columns, has_mark, is_current
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.table_properties import STATISTICS_OF
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
-
-#: Rows in memory at a time, besides the writer's row group.
-BATCH_ROWS = 16_384
-
-#: Bytes of rows that are sorted together: several row groups of most tables.
-SORTED_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -168,78 +152,12 @@ def join_files(table: Table, handle: DeltaTable, group: list[str], order: Sequen
 def join_groups(table: Table, handle: DeltaTable, groups: Iterable[list[str]], order: Sequence[str] = ()) -> Landed:
     """As `join_files`, of several groups in one commit."""
     together = list(groups)
-    files = staged_together(table, (partial(written_again, table, handle, group, order) for group in together))
+    again = Rewriting(table, handle)
+    files = staged_together(table, (again.together(group, order) for group in together))
     failpoints.reach("joined_staged", table.name)
     landed = replace_files(table, handle, chain.from_iterable(together), files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
-
-
-def staged_together(table: Table, writes: Iterable[Callable[[], list[StagedFile]]]) -> list[StagedFile]:
-    """The files that several calls write; after an error of one there are none."""
-    files = list[StagedFile]()
-    try:
-        for write in writes:
-            files += write()
-    except BaseException:
-        discard(table, files)
-        raise
-    return files
-
-
-#: Makes the writer of files with these columns in a folder.
-MakeWriter = Callable[[Table, pa.Schema, str], "StagedWriter | DayWriter | RangeWriter"]
-
-
-def _plain_writer(table: Table, schema: pa.Schema, folder: str) -> StagedWriter:
-    return StagedWriter(table, schema, folder=folder)
-
-
-def written_again(
-    table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = (), make: MakeWriter = _plain_writer
-) -> list[StagedFile]:
-    """The rows of files of one partition in new files of that."""
-    ids = row_ids(table, handle)
-    schema = columns_in_files(handle)
-    schema = schema if ids is None else pa.schema([*schema, *ids.fields])
-    writer = make(table, schema, folder_of(paths[0]))
-    try:
-        read = read_with_ids(table, schema, paths, BATCH_ROWS, ids)
-        for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
-            writer.write(rows, size)
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-
-
-def columns_in_files(handle: DeltaTable) -> pa.Schema:
-    """The columns that a table's files have: not those of its partitions."""
-    partition = handle.metadata().partition_columns
-    return pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-
-
-def folder_of(path: str) -> str:
-    """The folder of a file, with its slash: its partition."""
-    return path[: path.rfind("/") + 1]
-
-
-def _sorted(parts: Iterable[pa.Table], order: Sequence[str]) -> Iterator[tuple[pa.Table, int]]:
-    """The rows, sorted within windows of bounded size, some at a time, with their bytes."""
-    window: list[pa.Table] = []
-    size = 0
-    for rows in chain(parts, [None]):
-        if rows is not None:
-            window.append(rows)
-            size += buffer_bytes(rows)
-        if window and (rows is None or size >= SORTED_BYTES):
-            together = pa.concat_tables(window)
-            window = []
-            together = together.take(pc.sort_indices(together, [(name, "ascending") for name in order]))
-            for begin in range(0, together.num_rows, BATCH_ROWS):
-                part = together.slice(begin, BATCH_ROWS)
-                yield part, size * part.num_rows // together.num_rows
-            size = 0
 
 
 def replace_files(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
@@ -337,7 +255,7 @@ def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> La
     Raises as `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     paths = [file.path for file in group]
-    files = staged_together(table, (partial(written_again, table, handle, [path]) for path in paths))
+    files = Rewriting(table, handle).one_by_one(paths)
     failpoints.reach("renewed_staged", table.name)
     landed = replace_files(table, handle, paths, files, "renewal")
     failpoints.reach("renewed_committed", table.name)

@@ -27,6 +27,7 @@ from game_events.lakehouse.commits.group import commit_group
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.rewriting import Rewriting
 from game_events.lakehouse.maintenance import MOST_BYTES
 from game_events.lakehouse.parts import PartedTable
 from game_events.lakehouse.tables import (
@@ -40,7 +41,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_BY_BATCH, bronze_commit
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention.ages import DAY_US, Mask
-from game_events.pipeline.retention.files import candidates, rewritten
+from game_events.pipeline.retention.files import candidates
 from game_events.pipeline.retention.raw_values import drop_raw_values
 from game_events.pipeline.retention.settled import Plan, plan_of, plans_of_parts
 
@@ -214,7 +215,7 @@ def _staged(pipeline: Pipeline, plan: Plan, found: Old) -> Commit:
     """The commit that removes the rows, with the files that replace those with other rows."""
     handle = plan.handle
     plan.table.writable(handle, replaced=True)
-    files = rewritten(plan.table, handle, found.mixed, plan.without_old)
+    files = Rewriting(plan.table, handle).one_by_one(found.mixed, plan.without_old)
     failpoints.reach("expired_staged", plan.table.name)
     expected, advance = _transactions(plan, found)
     info = {MAINTENANCE_INFO: "rows by age", EXPIRED_INFO: str(found.rows), "run_id": pipeline.run_id}

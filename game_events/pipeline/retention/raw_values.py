@@ -21,12 +21,13 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.rewriting import Rewriting
 from game_events.lakehouse.maintenance import MOST_BYTES
 from game_events.lakehouse.tables import Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention.ages import DAY_US, Ages, Numbers
-from game_events.pipeline.retention.files import File, candidates, rewritten
+from game_events.pipeline.retention.files import File, candidates
 from game_events.pipeline.retention.settled import ARRIVAL
 
 RAW = "_raw_value"
@@ -111,7 +112,7 @@ def _plan(pipeline: Pipeline, table: Table, bronze: DeltaTable, ages: Ages, foun
         kept = pc.if_else(pa.array(time_us < limit_us), pa.scalar(None, column.type), column)
         return rows.set_column(rows.column_names.index(RAW), rows.schema.field(RAW), kept)
 
-    files = rewritten(table, bronze, found.files, without)
+    files = Rewriting(table, bronze).one_by_one(found.files, without)
     failpoints.reach("raw_values_staged")
     advance: dict[str, int] = {Txn.RAW_EXPIRED: max(ages.latest_limit // 1_000, counter(bronze, Txn.RAW_EXPIRED) + 1)}
     return Commit(
