@@ -516,7 +516,7 @@ def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | N
             return identity_of(os.stat(f"{uri}/{path_of(version)}"))  # noqa: PTH116
         with store.open_input_file(path_of(version)) as source:
             first = source.read(_HEAD).partition(b"\n")[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a file may be in the table's place
         return None
     try:
         mark = json.loads(first).get("commitInfo", {}).get(COMMIT_ID)
@@ -532,6 +532,6 @@ def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
     try:
         # `get_file_info` would list the folder of that name, too.
         store.open_input_file(path_of(version)).close()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.entries import newest_checkpoint
+from game_events.lakehouse.entries import LOG_ATTEMPTS, newest_checkpoint
 from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, data_files, read_add_actions
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Between a transaction id and the game in whose part it counts. Neither an id nor a game's name has one.
 SEPARATOR = "/"
-#: Times that the log is listed again if an entry is gone when it is read: whoever makes checkpoints deletes old entries.
-LOG_ATTEMPTS = 3
 
 
 def of_part(app: str, game: str) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from game_events.config.file_layout import NO_LAYOUT
 from game_events.config.names import PROGRESS
@@ -22,6 +23,7 @@ from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.enabling import enable
+from game_events.lakehouse.commits.evolution import is_refusal
 from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.transactions import unchecked_restore
 from game_events.lakehouse.commits.versions import OldVersions, delete_files
@@ -71,6 +73,8 @@ from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention.expire import expire
 
 log = logging.getLogger(__name__)
+#: Attempts to set a table's properties and features beside concurrent commits.
+ATTEMPTS = 5
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
 #: A log with more entries gets a checkpoint, so that older entries can be deleted.
@@ -217,10 +221,7 @@ def _tidy(
 
     `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too. `layout`: as of `maintain`.
     """
-    if table.retention.apply(table.key, handle, _properties(table, handle)):
-        handle = table.open() or handle
-    if isinstance(handle, OpenTable) and enable(table, handle):
-        handle = table.open() or handle
+    handle = _as_set(table, handle)
     order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()
     if table.file_layout != NO_LAYOUT:
         handle = _laid_out(table, handle, order, done, in_loop=lakehouse is None, all_files=layout)
@@ -241,6 +242,29 @@ def _thin_out(versions: OldVersions, handle: DeltaTable, done: TableMaintenance)
     """Thin out a table's older versions, and delete the files that none needs any more."""
     done.replaced += versions.thin_out(handle)
     done.waiting = versions.waiting
+
+
+def _as_set(table: Table, handle: DeltaTable) -> DeltaTable:
+    """The version with the properties and features of the settings; after a concurrent commit it is tried again.
+
+    Raises:
+        ConflictError: concurrent commits were always first.
+        CommitFailedError: delta-rs refuses the change.
+    """
+    refused: CommitFailedError | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            if table.retention.apply(table.key, handle, _properties(table, handle)):
+                handle = table.open() or handle
+            if isinstance(handle, OpenTable) and enable(table, handle):
+                handle = table.open() or handle
+            return handle
+        except CommitFailedError as error:
+            now = table.open()
+            if now is None or not is_refusal(error, handle, now):
+                raise
+            refused, handle = error, now
+    raise ConflictError(f"{table.name}: its properties stay as they are: concurrent runs commit first ({refused})")
 
 
 def _properties(table: Table, handle: DeltaTable) -> dict[str, str]:
