@@ -63,6 +63,9 @@ CLASS_FACTOR = 8
 #: would get a tiny file with every maintenance.
 SPREAD_BYTES = 1024 * 1024
 
+#: Folder of the files with rows that other engines have changed (Delta's change data feed).
+CHANGES = "_change_data"
+
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
@@ -271,6 +274,8 @@ def orphans(table: Table, older_than_s: float, versions: OldVersions, keep: Coll
     # First the listing, then the version: what is committed in between is in the version.
     partitioned = table.key == UNIFIED or table.by is not None
     listed = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
+    if not partitioned:
+        listed += system.get_file_info(pafs.FileSelector(f"{prefix}{CHANGES}", recursive=True, allow_not_found=True))
     handle = table.open()
     if handle is None:
         return {}

@@ -175,7 +175,8 @@ class IncrementalMaintenance:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
-        versions = self._versions.setdefault(name, OldVersions(table))
+        versions = self._versions.get(name) or OldVersions(table)
+        self._versions[name] = versions
         thins_out = self._checked_at[name] - self._thinned_at.get(name, float("-inf")) >= self._thin_out_s
 
         def work(table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
