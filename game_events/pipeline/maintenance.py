@@ -70,7 +70,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
-from game_events.pipeline.retention.expire import expire
+from game_events.pipeline.retention.expire import count_expired, expire
+from game_events.pipeline.retention.files import Removal
 
 log = logging.getLogger(__name__)
 #: Attempts to set a table's properties and features beside concurrent commits.
@@ -374,7 +375,8 @@ def is_ours(pipeline: Pipeline, name: str) -> bool:
 
 
 def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
-    handle = _without_older_rows(pipeline, table, handle, done)
+    if (days := pipeline.settings.row_retention) is not None:
+        handle = expire(pipeline, days, table, handle, done)
     handle = _tidy(table, handle, FULL_GOAL, done, pipeline.lakehouse, layout=layout)
     versions = OldVersions(table)
     _thin_out(versions, handle, done)
@@ -389,18 +391,9 @@ def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, do
 
 def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
-    _without_older_rows(pipeline, table, handle, done, dry_run=True)
-    spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
-    done.laid_out = count(spread if layout else first_of(spread, MOST_BYTES))
-    done.spread = count(spread) - done.laid_out
-    groups = _groups_of(table, handle, FULL_GOAL)
-    done.joined = sum(len(group) for group in groups)
-    done.into = len(groups)
-    merged = {path for group in groups for path in group} | {file.path for group in spread for file in group}
-    outdated = [file for file in outdated_files(handle) if file.path not in merged]
-    done.renewed = sum(map(len, first_groups(outdated)))
-    done.outdated = len(outdated) - done.renewed
-    done.renewed += sum(file.path not in merged for file in without_statistics(table, handle)) if layout else 0
+    days = pipeline.settings.row_retention
+    removal = Removal() if days is None else count_expired(pipeline, days, table, handle, done)
+    _count_written(table, handle, removal, done, layout=layout)
     versions = OldVersions(table)
     todo = versions.plan(handle)
     done.replaced = len(todo.files)
@@ -411,14 +404,25 @@ def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, d
     done.orphan_bytes = sum(orphans.values())
 
 
-def _without_older_rows(
-    pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
-) -> DeltaTable:
-    """Remove rows by age, if any of the table have a limit; returns the newest version."""
-    days = pipeline.settings.row_retention
-    if days is None:
-        return handle
-    return expire(pipeline, days, table, handle, done, dry_run=dry_run)
+def _count_written(table: Table, handle: DeltaTable, removal: Removal, done: TableMaintenance, *, layout: bool) -> None:
+    """Count the files that would be written again, each by the first step that does it; `removal`: the step before these."""
+    gone = removal.whole
+    spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
+    spread = [left for group in spread if (left := [file for file in group if file.path not in gone])]
+    chosen = spread if layout else first_of(spread, MOST_BYTES)
+    done.laid_out = count(chosen)
+    done.spread = count(spread) - done.laid_out
+    gone = gone | {file.path for group in chosen for file in group}
+    small = [[path for path in group if path not in gone] for group in _groups_of(table, handle, FULL_GOAL)]
+    groups = [group for group in small if len(group) >= FULL_GOAL.files]
+    done.joined = sum(map(len, groups))
+    done.into = len(groups)
+    written = gone | removal.changed | {path for group in groups for path in group}
+    outdated = [file for file in outdated_files(handle) if file.path not in written]
+    renewed = {file.path for group in first_groups(outdated) for file in group}
+    done.outdated = len(outdated) - len(renewed)
+    lacking = without_statistics(table, handle) if layout else []
+    done.renewed = len(renewed | {file.path for file in lacking if file.path not in written})
 
 
 def _orphans(pipeline: Pipeline, table: Table, versions: OldVersions, *, dry_run: bool) -> dict[str, int]:

@@ -41,8 +41,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_BY_BATCH, bronze_commit
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention.ages import DAY_US, Mask
-from game_events.pipeline.retention.files import candidates
-from game_events.pipeline.retention.raw_values import drop_raw_values
+from game_events.pipeline.retention.files import Removal, candidates
+from game_events.pipeline.retention.raw_values import drop_raw_values, find_raw_values
 from game_events.pipeline.retention.settled import Plan, plan_of, plans_of_parts
 
 
@@ -68,35 +68,47 @@ class Old:
     left: int = 0
 
 
-def expire(
-    pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
-) -> DeltaTable:
-    """Remove a table's older rows and raw values, or count them; returns its newest version."""
+def expire(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
+    """Remove a table's older rows and raw values; returns its newest version."""
     now_us = round(time.time() * 1_000_000)
-    handle = _without_rows(pipeline, days, table, handle, now_us, done, dry_run=dry_run)
+    planned = _planned(pipeline, days, table, handle, now_us, done)
+    if planned:
+        handle = _without_rows(pipeline, table, handle, planned, done)
     if table.key == BRONZE and days.has("raw") and not done.skipped:
-        handle = drop_raw_values(pipeline, days, handle, now_us, done, dry_run=dry_run)
+        handle = drop_raw_values(pipeline, days, handle, now_us, done)
     return handle
 
 
-def _without_rows(
-    pipeline: Pipeline,
-    days: RetentionDays,
-    table: Table,
-    handle: DeltaTable,
-    now_us: int,
-    done: TableMaintenance,
-    *,
-    dry_run: bool,
-) -> DeltaTable:
+def count_expired(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, done: TableMaintenance) -> Removal:
+    """Count what `expire` would remove."""
+    now_us = round(time.time() * 1_000_000)
+    removal = Removal()
+    for plan, found in _planned(pipeline, days, table, handle, now_us, done):
+        removal.whole.update(found.whole)
+        removal.changed.update(found.mixed)
+        removal.stays, removal.columns = plan.without_old, tuple(_narrow(plan).names)
+    if table.key == BRONZE and days.has("raw"):
+        found_values = find_raw_values(pipeline, days, handle, now_us, removal)
+        removal.changed.update(found_values.files)
+        done.raw_values = found_values.values
+    return removal
+
+
+def _planned(
+    pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int, done: TableMaintenance
+) -> list[tuple[Plan, Old]]:
+    """The plans with rows that go, which are counted."""
     if isinstance(handle, PartedTable):
         plans = plans_of_parts(pipeline, days, handle, now_us) if table.key == SILVER else []
     else:
         plan = plan_of(pipeline, days, table, handle, now_us)
         plans = [plan] if plan is not None else []
-    planned = [(plan, found) for plan in plans if (found := _counted(plan, done)).rows]
-    if dry_run or not planned:
-        return handle
+    return [(plan, found) for plan in plans if (found := _counted(plan, done)).rows]
+
+
+def _without_rows(
+    pipeline: Pipeline, table: Table, handle: DeltaTable, planned: Sequence[tuple[Plan, Old]], done: TableMaintenance
+) -> DeltaTable:
     try:
         if isinstance(handle, PartedTable):
             _commit_parts(pipeline, planned, done)

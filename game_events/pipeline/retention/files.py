@@ -1,12 +1,13 @@
-"""Files that may have older rows, by their statistics."""
+"""Files that may have older rows, by their statistics; and those that a removal of rows takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import add_actions, files_of
@@ -26,6 +27,21 @@ class File:
     last_us: int
     highest_batch: int | None
     nulls: int = -1
+
+
+@dataclass
+class Removal:
+    """What a dry run would remove, by file.
+
+    Attributes:
+        whole: paths of files of which all rows go; `changed`: of those that are written again.
+        stays: some rows of these -> those that stay, by some `columns`.
+    """
+
+    whole: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    stays: Callable[[pa.Table], pa.Table] | None = None
+    columns: tuple[str, ...] = ()
 
 
 def candidates(handle: DeltaTable, ages: Ages, nulls_of: str = "") -> Iterator[File]:

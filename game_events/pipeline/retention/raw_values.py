@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,7 @@ from game_events.lakehouse.tables import Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention.ages import DAY_US, Ages, Numbers
-from game_events.pipeline.retention.files import File, candidates
+from game_events.pipeline.retention.files import File, Removal, candidates
 from game_events.pipeline.retention.settled import ARRIVAL
 
 RAW = "_raw_value"
@@ -43,14 +44,14 @@ class OldValues:
 
 
 def drop_raw_values(
-    pipeline: Pipeline, days: RetentionDays, bronze: DeltaTable, now_us: int, done: TableMaintenance, *, dry_run: bool
+    pipeline: Pipeline, days: RetentionDays, bronze: DeltaTable, now_us: int, done: TableMaintenance
 ) -> DeltaTable:
-    """Take the older raw values away, or count them; returns bronze's newest version."""
+    """Take the older raw values away; returns bronze's newest version."""
     table = pipeline.bronze
-    ages = Ages("raw", days, now_us, (ARRIVAL,), game_column=pipeline.settings.entity_column, type_column=MESSAGE_TYPE)
-    found = _find(table, bronze, ages)
+    ages = _ages(pipeline, days, now_us)
+    found = find_raw_values(pipeline, days, bronze, now_us)
     done.raw_values = found.values
-    if dry_run or not found.files:
+    if not found.files:
         return bronze
     try:
         table.writable(bronze, replaced=True)
@@ -63,12 +64,22 @@ def drop_raw_values(
     return table.open() or bronze
 
 
-def _find(table: Table, bronze: DeltaTable, ages: Ages) -> OldValues:
-    """The files to rewrite, the oldest first, at most `MOST_BYTES` of them."""
+def _ages(pipeline: Pipeline, days: RetentionDays, now_us: int) -> Ages:
+    return Ages("raw", days, now_us, (ARRIVAL,), game_column=pipeline.settings.entity_column, type_column=MESSAGE_TYPE)
+
+
+def find_raw_values(
+    pipeline: Pipeline, days: RetentionDays, bronze: DeltaTable, now_us: int, removal: Removal | None = None
+) -> OldValues:
+    """The files to rewrite, the oldest first, at most `MOST_BYTES` of them; `removal`: rows that would be gone by then."""
+    removal = removal or Removal()
     found = OldValues()
     size = 0
-    for file in candidates(bronze, ages, RAW):
-        values, is_overdue = _values_in(table, bronze, ages, file) if file.nulls != file.rows else (0, False)
+    values_in = partial(_values_in, pipeline.bronze, bronze, _ages(pipeline, days, now_us), removal)
+    for file in candidates(bronze, _ages(pipeline, days, now_us), RAW):
+        if file.path in removal.whole or file.nulls == file.rows:
+            continue
+        values, is_overdue = values_in(file)
         if not (values and is_overdue):
             continue
         if size and size + file.size > MOST_BYTES:
@@ -80,17 +91,18 @@ def _find(table: Table, bronze: DeltaTable, ages: Ages) -> OldValues:
     return found
 
 
-def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File) -> tuple[int, bool]:
+def _values_in(table: Table, bronze: DeltaTable, ages: Ages, removal: Removal, file: File) -> tuple[int, bool]:
     """How many raw values of a file are too old, and whether one of them is so by a day; mostly its raw values are not read."""
     older = overdue = 0
-    for time_us, limit_us, _ in _rows_of(table, bronze, ages, file, ages.columns()):
+    rows_of = partial(_rows_of, table, bronze, ages, removal, file)
+    for time_us, limit_us, _ in rows_of(ages.columns()):
         older += int((time_us < limit_us).sum())
         overdue += int(((time_us < limit_us) & (time_us < limit_us - DAY_US)).sum())
     if not overdue or file.nulls == 0:
         return older, overdue > 0
     values = 0
     is_overdue = False
-    for time_us, limit_us, rows in _rows_of(table, bronze, ages, file, [*ages.columns(), RAW]):
+    for time_us, limit_us, rows in rows_of([*ages.columns(), RAW]):
         goes = (time_us < limit_us) & np.asarray(pc.is_valid(rows.column(RAW)).to_numpy())
         values += int(goes.sum())
         is_overdue |= bool((goes & (time_us < limit_us - DAY_US)).any())
@@ -98,11 +110,14 @@ def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File) -> tupl
 
 
 def _rows_of(
-    table: Table, bronze: DeltaTable, ages: Ages, file: File, columns: list[str]
+    table: Table, bronze: DeltaTable, ages: Ages, removal: Removal, file: File, columns: list[str]
 ) -> Iterator[tuple[Numbers, Numbers, pa.Table]]:
-    schema = pa.schema([item for item in pa.schema(bronze.schema()) if item.name in columns])
+    stays = removal.stays if file.path in removal.changed else None
+    wanted = {*columns, *(removal.columns if stays is not None else ())}
+    schema = pa.schema([item for item in pa.schema(bronze.schema()) if item.name in wanted])
     for rows in read_parts(table, schema, [file.path]):
-        yield (*ages.time_and_limit(rows), rows)
+        left = rows if stays is None else stays(rows)
+        yield (*ages.time_and_limit(left), left)
 
 
 def _plan(pipeline: Pipeline, table: Table, bronze: DeltaTable, ages: Ages, found: OldValues) -> Commit:
