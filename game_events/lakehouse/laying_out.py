@@ -35,7 +35,7 @@ from game_events.lakehouse.maintenance import (
     replace_files,
 )
 from game_events.lakehouse.table_properties import STATISTICS_OF
-from game_events.lakehouse.tables import Table, add_actions
+from game_events.lakehouse.tables import Table, add_actions, paths_in
 
 #: Bytes of files that are cut into ranges of values together at least, and of each such file, about.
 CLUSTERED_BYTES, RANGE_BYTES = GROUP_BYTES // 2, 32 * 1024 * 1024
@@ -87,7 +87,7 @@ def _of_several_days(handle: DeltaTable, column: str) -> list[OutdatedFile]:
 
 
 def _files(actions: pa.Table) -> list[OutdatedFile]:
-    return list(map(OutdatedFile, actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()))
+    return list(map(OutdatedFile, paths_in(actions), actions.column("size_bytes").to_pylist()))
 
 
 def _unclustered(handle: DeltaTable, mark: str) -> Iterator[list[OutdatedFile]]:

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +31,7 @@ from game_events.lakehouse.data.rewriting import Rewriting, columns_in_files, st
 from game_events.lakehouse.data.staging import StagedFile, file_system, floating_columns, has_mark, is_current
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.table_properties import STATISTICS_OF
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, paths, paths_in
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,13 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     column = day_column(table, handle)
     days = days_of_files(actions, column) if column is not None else [NO_DAY] * actions.num_rows
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
-    for file, day in zip(actions.select(["path", "size_bytes", *bounds]).to_pylist(), days, strict=True):
+    for path, file, day in zip(paths_in(actions), actions.select(["size_bytes", *bounds]).to_pylist(), days, strict=True):
         # Those of several days are merged until they are worth to be divided.
         is_apart = day == ODD_DAY or (day is None and _is_full(goal) and file["size_bytes"] >= SPREAD_BYTES)
-        is_apart = is_apart or (bool(layout.cluster) and has_mark(file["path"], layout.mark))
+        is_apart = is_apart or (bool(layout.cluster) and has_mark(path, layout.mark))
         if file["size_bytes"] * 2 <= goal.bytes and not is_apart:
             size_class = 0 if _is_full(goal) and column is None else size_class_of(file["size_bytes"])
-            classes[size_class, day, *(file[name] for name in bounds)].append((file["path"], file["size_bytes"]))
+            classes[size_class, day, *(file[name] for name in bounds)].append((path, file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
 
 
@@ -205,10 +204,10 @@ def outdated_files(handle: DeltaTable) -> list[OutdatedFile]:
     All of earlier releases in a table with floating-point columns; in another one those with bounds that have a character which
     such a release may have escaped.
     """
-    if all(is_current(unquote(file.path)) for file in files_of(handle)):
+    if all(map(is_current, paths(handle))):
         return []
     actions = add_actions(handle).sort_by("modification_time")
-    names = [unquote(path) for path in actions.column("path").to_pylist()]
+    names = paths_in(actions)
     old = [not is_current(name) for name in names]
     if not of_columns(handle, _has_floating):
         old = [is_old and is_wrong for is_old, is_wrong in zip(old, _escaped(actions), strict=True)]

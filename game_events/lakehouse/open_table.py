@@ -91,6 +91,11 @@ class DataFile:
     lowest_batch: int | None
     highest_batch: int | None
 
+    @property
+    def plain_path(self) -> str:
+        """The path as the file system has it."""
+        return unquote(self.path)
+
 
 @dataclass(frozen=True)
 class TableMetadata:
@@ -433,7 +438,7 @@ class OpenTable(DeltaTable):
         """Know transaction ids and files by those of the version before."""
         self._transactions = before._known_transactions() | dict(transactions)
         if not before._has_many_files:
-            self._remember_files((*(f for f in before.files() if unquote(f.path) not in removed), *added))
+            self._remember_files((*(f for f in before.files() if f.plain_path not in removed), *added))
 
 
 @lru_cache(256)

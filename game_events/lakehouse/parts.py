@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -104,7 +103,7 @@ class PartedTable(OpenTable):
         for game in new.keys() | {_game_of(path) for path in removed}:
             old = states.get(game, PartState())
             change = new.get(game, PartState())
-            kept = tuple(file for file in old.files if unquote(file.path) not in removed) if removed else old.files
+            kept = tuple(file for file in old.files if file.plain_path not in removed) if removed else old.files
             states[game] = PartState((*kept, *change.files), {**old.transactions, **change.transactions})
         self._states = states
         self._actions = self.restored = None

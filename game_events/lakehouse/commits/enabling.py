@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
@@ -72,7 +71,7 @@ def enable(table: Table, handle: OpenTable) -> bool:
 
 def _added_again(handle: OpenTable) -> list[dict[str, Any]]:
     """Actions that add a version's files once more, each with its number of rows: by that its rows get their numbers."""
-    rows = {unquote(file.path): file.rows for file in handle.files()}
+    rows = {file.plain_path: file.rows for file in handle.files()}
     actions: list[dict[str, Any]] = []
     for path, file in read_state(handle.uri, handle.version(), whole=True).adds.items():
         statistics = json.loads(file.get("stats") or "{}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +56,7 @@ class FileSelection:
     @property
     def paths(self) -> list[str]:
         """Paths of the files below the table's folder."""
-        return [unquote(file.path) for file in self.data]
+        return [file.plain_path for file in self.data]
 
     @property
     def rows(self) -> int:

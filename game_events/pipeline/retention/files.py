@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.lakehouse.tables import add_actions, files_of
+from game_events.lakehouse.tables import add_actions, files_of, paths_in
 from game_events.pipeline.retention.ages import Ages, nulls_in
 
 
@@ -50,8 +49,8 @@ def candidates(handle: DeltaTable, ages: Ages, nulls_of: str = "") -> Iterator[F
     if not actions.num_rows:
         return
     first, last = ages.bounds(actions)
-    batches = {unquote(file.path): file.highest_batch for file in files_of(handle)}
-    paths = [unquote(path) for path in actions.column("path").to_pylist()]
+    batches = {file.plain_path: file.highest_batch for file in files_of(handle)}
+    paths = paths_in(actions)
     rows = actions.column("num_records").to_pylist()
     sizes = actions.column("size_bytes").to_pylist()
     nulls = nulls_in(actions, nulls_of)

@@ -11,12 +11,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from game_events.config.file_layout import FileLayout
+from game_events.lakehouse import laying_out, maintenance
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.data import rewriting
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.rewriting import Rewriting, row_ids
-from game_events.lakehouse.data.staging import StagedWriter, mark_of, new_name
-from game_events.lakehouse.maintenance import OutdatedFile, join_groups, renew
+from game_events.lakehouse.data.staging import StagedWriter, mark_of, new_name, staged
+from game_events.lakehouse.laying_out import lay_out, not_laid_out, without_statistics
+from game_events.lakehouse.maintenance import (
+    FULL_GOAL,
+    OutdatedFile,
+    join_files,
+    join_groups,
+    outdated_files,
+    renew,
+    small_files,
+)
 from game_events.lakehouse.tables import Table, paths, table_id
 from game_events.plugins.governance.commits import without
 from game_events.plugins.governance.workers import EraseTask, PeopleToErase
@@ -137,3 +149,48 @@ def test_the_log_is_read_once_for_all_files(
     monkeypatch.setattr(rewriting, "read_state", lambda uri, version: reads.append(version) or read_state(uri, version))
     way(table)
     assert reads == [4 - 1]
+
+
+def odd_name(table: Table, rows: pa.Table, name: str) -> None:
+    """Commit rows in a file with a name that is another one where it is encoded for addresses."""
+    (file,) = staged(table, rows)
+    Path(table.uri, file.path).rename(Path(table.uri, name))
+    put(table, rows, files=[replace(file, path=name)])
+
+
+def compacted(table: Table) -> None:
+    for group in small_files(table, table.open(), FULL_GOAL):
+        join_files(table, table.open(), group)
+
+
+def laid_out(table: Table) -> None:
+    for group in not_laid_out(table, table.open(), few=True):
+        lay_out(table, table.open(), group)
+
+
+def with_more_statistics(table: Table) -> None:
+    renew(table, table.open(), without_statistics(table, table.open()))
+
+
+def outdated_ones(table: Table) -> None:
+    renew(table, table.open(), outdated_files(table.open()))
+
+
+@pytest.mark.parametrize("way", [compacted, laid_out, with_more_statistics, outdated_ones, *WAYS])
+def test_files_with_names_that_addresses_encode_are_written_again_as_well(
+    tmp_path: Path, way: Callable[[Table], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (laying_out, maintenance):
+        monkeypatch.setattr(module, "SPREAD_BYTES", 1)
+    pipeline = without_spark(tmp_path)
+    plain = pipeline.lakehouse.silver("uno")
+    table = plain if way is compacted else replace(plain, file_layout=FileLayout(day="event_timestamp", statistics=("x",)))
+    rows = events([3, 2, 1], 1)
+    rows = pa.table({f"c{n:02}": [n] * 3 for n in range(40)} | {n: rows[n] for n in rows.column_names} | {"x": [0.5] * 3})
+    odd = {"part a.parquet", "part%20b.parquet", "pärt c#d.parquet"}
+    for name in sorted(odd):
+        odd_name(plain, rows, name)
+    before = read_arrow(table, table.open()).num_rows
+    way(table)
+    assert not odd & set(paths(table.open()))
+    assert read_arrow(table, table.open()).num_rows == before - (3 if way in (erased, without_some) else 0)
