@@ -28,11 +28,16 @@ _LISTED = 7
 
 
 def lacking(table: Table, handle: DeltaTable) -> list[str]:
-    """Features of the setting that a table has not turned on; none of tables that are no layer's."""
+    """Features of the setting that a table has not turned on; none of tables that are no layer's.
+
+    Without row tracking where checkpoints may have further files (`v2Checkpoint`): nothing here reads those.
+    """
     if not table.features or not table.is_local or layer_of(table.key) is Layer.OWN:
         return []
     properties = handle.metadata().configuration
-    return [name for name in sorted(table.features) if str(properties.get(_PROPERTIES[name], "")).lower() != "true"]
+    refused = {"rowTracking"} if "v2Checkpoint" in (handle.protocol().writer_features or ()) else set()
+    wanted = sorted({*table.features} - refused)
+    return [name for name in wanted if str(properties.get(_PROPERTIES[name], "")).lower() != "true"]
 
 
 def enable(table: Table, handle: OpenTable) -> bool:

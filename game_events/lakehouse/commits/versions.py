@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, SOURCES, TableLog, version_of
 from game_events.lakehouse.commits.transactions import Txn
@@ -305,7 +305,9 @@ class OldVersions:
         """Those of a version with a checkpoint."""
         if version in listed.checkpoints:
             return self._checkpoint(listed, version).marks
-        return dict(_marks_in(self._log.transactions(version).items()))  # in several parts
+        with suppress(DataError):  # in a form that only delta-rs reads
+            return dict(_marks_in(self._log.transactions(version).items()))
+        return {}
 
     def _named_by(self, listed: LogFiles, versions: Collection[int], entries: Collection[int]) -> set[str]:
         """Paths of files that versions add, and of all that those have whose version before is not among these entries."""

@@ -210,6 +210,21 @@ def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema, partition: Mappi
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def without_views(rows: pa.Table) -> pa.Table:
+    """Rows of a file in types that can be filtered: delta-rs writes texts and bytes as views, as which Arrow reads them."""
+    return rows.cast(pa.schema([f.with_type(_without_views(f.type)) for f in rows.schema], rows.schema.metadata))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_without_views(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    return pa.string() if pa.types.is_string_view(kind) else pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
 @dataclass(frozen=True)
 class FilePart:
     """A file of a table, or every `of`-th of its row groups, from `number` on.

@@ -125,6 +125,18 @@ def test_a_table_that_others_have_clustered_gets_features_though_its_older_files
     assert added(table)[0]["baseRowId"] == 0
 
 
+def test_a_table_that_could_not_be_written_with_a_feature_any_more_does_not_get_it(pipeline: Pipeline, table: Table) -> None:
+    put(table, ROWS, info={BATCH_INFO: "1"})
+    altered(table, features=["v2Checkpoint"], reader=["v2Checkpoint"])
+    enabled = replace(pipeline.lakehouse.silver("uno"), features=("inCommitTimestamp", "rowTracking"))
+    assert enable(enabled, enabled.open())
+    assert not enable(enabled, enabled.open())
+    put(enabled, ROWS, info={BATCH_INFO: "1"})
+    features = DeltaTable(table.uri).protocol().writer_features
+    assert {"inCommitTimestamp", "v2Checkpoint"} <= set(features)
+    assert "rowTracking" not in features
+
+
 # --- beside runs
 
 

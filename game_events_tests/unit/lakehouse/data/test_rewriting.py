@@ -16,7 +16,7 @@ from game_events.lakehouse import laying_out, maintenance
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.data import rewriting
-from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.data.reading import read_arrow, without_views
 from game_events.lakehouse.data.rewriting import Rewriting, row_ids
 from game_events.lakehouse.data.staging import StagedWriter, mark_of, new_name, staged
 from game_events.lakehouse.laying_out import lay_out, not_laid_out, without_statistics
@@ -194,3 +194,20 @@ def test_files_with_names_that_addresses_encode_are_written_again_as_well(
     way(table)
     assert not odd & set(paths(table.open()))
     assert read_arrow(table, table.open()).num_rows == before - (3 if way in (erased, without_some) else 0)
+
+
+def test_texts_and_bytes_that_another_engine_has_written_as_views_can_be_filtered() -> None:
+    text, data = pa.string_view(), pa.binary_view()
+    header = pa.struct([pa.field("key", text), pa.field("value", data)])
+    rows = pa.table(
+        {
+            "text": pa.array(["a", None], text),
+            "headers": pa.array([[{"key": "k", "value": b"v"}], None], pa.list_(header)),
+            "map": pa.array([[("k", "v")], None], pa.map_(text, text)),
+            "n": [1, 2],
+        }
+    )
+    plain = without_views(rows)
+    assert plain.filter(pa.array([True, False])).to_pylist() == rows.to_pylist()[:1]
+    assert plain.schema.field("text").type == pa.string()
+    assert without_views(plain).schema == plain.schema
