@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.config.retention import RetentionDays
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, LostFileError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.group import commit_group
@@ -28,6 +28,7 @@ from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.rewriting import Rewriting
+from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.maintenance import MOST_BYTES
 from game_events.lakehouse.parts import PartedTable
 from game_events.lakehouse.tables import (
@@ -97,13 +98,24 @@ def count_expired(pipeline: Pipeline, days: RetentionDays, table: Table, handle:
 def _planned(
     pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int, done: TableMaintenance
 ) -> list[tuple[Plan, Old]]:
-    """The plans with rows that go, which are counted."""
+    """The plans with rows that go, which are counted; a game of which a file is lost has none, and is an error of the table."""
     if isinstance(handle, PartedTable):
         plans = plans_of_parts(pipeline, days, handle, now_us) if table.key == SILVER else []
     else:
         plan = plan_of(pipeline, days, table, handle, now_us)
         plans = [plan] if plan is not None else []
-    return [(plan, found) for plan in plans if (found := _counted(plan, done)).rows]
+    planned: list[tuple[Plan, Old]] = []
+    for plan in plans:
+        try:
+            found = _counted(plan, done)
+        except LostFileError as error:
+            if plan.table.part is None:
+                raise
+            done.error = str(error)
+            continue
+        if found.rows:
+            planned.append((plan, found))
+    return planned
 
 
 def _without_rows(
@@ -131,14 +143,15 @@ def _add(plan: Plan, found: Old, done: TableMaintenance, times: int = 1) -> None
     done.expired += times * found.rows
     done.expired_bytes += times * found.bytes
     if plan.ages.game is not None and found.rows:
-        before = done.expired_games.get(plan.ages.game, 0)
-        done.expired_games = {**done.expired_games, plan.ages.game: before + times * found.rows}
+        games = Counter(done.expired_games)
+        games[plan.ages.game] += times * found.rows
+        done.expired_games = {game: rows for game, rows in games.items() if rows}
 
 
 def _commit_one(pipeline: Pipeline, plan: Plan, found: Old, done: TableMaintenance) -> None:
     try:
         commit(_staged(pipeline, plan, found))
-    except ConflictError:
+    except Exception:
         _add(plan, found, done, -1)
         raise
     failpoints.reach("expired_committed", plan.table.name)
@@ -146,16 +159,29 @@ def _commit_one(pipeline: Pipeline, plan: Plan, found: Old, done: TableMaintenan
 
 def _commit_parts(pipeline: Pipeline, planned: Sequence[tuple[Plan, Old]], done: TableMaintenance) -> None:
     """Commit the plans of games in one table; those that conflict are left for the next time."""
-    commits = {str(plan.table.part): _staged(pipeline, plan, found) for plan, found in planned}
+    commits: dict[str, Commit] = {}
+    try:
+        for plan, found in planned:
+            commits[str(plan.table.part)] = _staged(pipeline, plan, found)
+    except BaseException:
+        for plan, found in planned:
+            _add(plan, found, done, -1)
+        for staged in commits.values():
+            discard(staged.table, list(staged.files))
+        raise
     outcome = commit_group(commits)
     failpoints.reach("expired_committed", planned[0][0].table.name)
+    failed: Exception | None = None
     for plan, found in planned:
         error = outcome[str(plan.table.part)]
         if isinstance(error, Exception):
             _add(plan, found, done, -1)
-            if not isinstance(error, ConflictError):
-                raise error
-            done.skipped = str(error)
+            if isinstance(error, ConflictError):
+                done.skipped = str(error)
+            else:
+                failed = error
+    if failed is not None:
+        raise failed
 
 
 def find(plan: Plan) -> Old:
