@@ -26,7 +26,7 @@ from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.evolution import is_refusal
 from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.transactions import unchecked_restore
-from game_events.lakehouse.commits.versions import OldVersions, delete_files
+from game_events.lakehouse.commits.versions import OldVersions, delete_files, files_there
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.laying_out import (
     can_be_sorted,
@@ -396,7 +396,7 @@ def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, d
     _count_written(table, handle, removal, done, layout=layout)
     versions = OldVersions(table)
     todo = versions.plan(handle)
-    done.replaced = len(todo.files)
+    done.replaced = files_there(table, todo.files)
     done.waiting = todo.waiting
     done.files = len(paths(handle))
     orphans = _orphans(pipeline, table, versions, dry_run=True)

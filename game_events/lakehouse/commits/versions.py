@@ -399,6 +399,13 @@ def delete_files(table: Table, names: Iterable[str], removed_s: float) -> int:
     return deleted
 
 
+def files_there(table: Table, names: Collection[str]) -> int:
+    """How many of these files of a table `delete_files` would find: a maintenance that was killed may have deleted some."""
+    system, prefix = file_system(table)
+    found = system.get_file_info([prefix + name for name in names]) if names else []
+    return sum(info.type == pafs.FileType.File for info in found)
+
+
 def _is_before_erasure(version: int, newest: int, marks: Marks) -> bool:
     """Whether a version has other marks of erasures than the newest one: rows of its were erased since."""
     return newest in marks and marks.get(version, {}) != marks[newest]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from game_events.lakehouse import laying_out
 from game_events.lakehouse import maintenance as lakehouse_maintenance
+from game_events.lakehouse.commits.versions import OldVersions
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events_tests.support.edge_values import earlier_release
+from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 from game_events_tests.unit.pipeline.retention.world import World, events
@@ -78,3 +82,30 @@ def test_files_that_the_layout_writes_again_are_not_merged_as_well(tmp_path: Pat
     planned = maintained(tmp_path, dry_run=True, **settings)
     assert planned == maintained(tmp_path, dry_run=False, **settings)
     assert planned["silver_uno_events"]["laid_out"] == 2
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_replaced_files_that_a_killed_maintenance_has_deleted_are_not_counted_again(tmp_path: Path) -> None:
+    settings = {"every_version_h": 1e-6, "replaced_files_h": 1e-6, "derived_replaced_files_h": 1e-6}
+    pipeline = without_spark(tmp_path, **settings)
+    table = pipeline.lakehouse.gold("uno")
+    for batch in range(4):
+        put(table, {"n": [batch]}, info={"bronze_batch": str(batch)}, replace=batch > 0)
+    DeltaTable(table.uri).create_checkpoint()
+    time.sleep(0.02)
+    deleted: list[str] = []
+
+    def die(point: str, _: object) -> None:
+        if point == "file_deleted":
+            deleted.append(point)
+            if len(deleted) == 2:
+                raise Killed
+
+    with at_failpoints(die), pytest.raises(Killed):
+        OldVersions(table).thin_out(table.open())
+    planned = maintained(tmp_path, dry_run=True, **settings)
+    assert planned == maintained(tmp_path, dry_run=False, **settings)
+    assert planned[table.name]["replaced"] == 1
