@@ -176,14 +176,14 @@ class IncrementalMaintenance:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
-        versions = self._versions.get(name) or OldVersions(table)
-        self._versions[name] = versions
         thins_out = self._checked_at[name] - self._thinned_at.get(name, float("-inf")) >= self._thin_out_s
 
         def work(table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
             handle = _tidy(table, handle, LOOP_GOAL, done)
             if thins_out:
-                _thin_out(versions, handle, done)
+                if name not in self._versions:
+                    self._versions[name] = OldVersions(table)
+                _thin_out(self._versions[name], handle, done)
                 self._thinned_at[name] = self._checked_at[name]
 
         done = _maintained(table, work)

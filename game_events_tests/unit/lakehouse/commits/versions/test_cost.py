@@ -14,7 +14,7 @@ from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline import maintenance
 from game_events.pipeline.maintenance import IncrementalMaintenance
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import fails_before, put
 
 
 @pytest.fixture
@@ -79,4 +79,16 @@ def test_a_loop_makes_what_it_knows_of_a_table_once(tmp_path: Path, monkeypatch:
     loop = IncrementalMaintenance(lakehouse)
     for _ in range(3):
         assert not loop._maintain("silver_uno_events").error
+        loop._thinned_at.clear()
     assert made == ["silver_uno_events"]
+
+
+def test_a_store_that_does_not_answer_then_is_an_error_of_the_table_and_ends_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lakehouse = Lakehouse(str(tmp_path))
+    put(lakehouse.silver("uno"), {"n": [1]}, {"txn": 1}, {BATCH_INFO: "1"})
+    monkeypatch.setattr(maintenance, "OldVersions", fails_before(OSError("the store does not answer")))
+    loop = IncrementalMaintenance(lakehouse)
+    assert loop._maintain("silver_uno_events").error == "the store does not answer"
+    assert loop._commits["silver_uno_events"] == 1
