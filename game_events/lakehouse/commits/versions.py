@@ -195,7 +195,12 @@ class OldVersions:
 
     def _keep(self, version: int) -> None:
         """Give a version a checkpoint, which is on the disk before anything else of that version goes."""
-        DeltaTable(self.table.uri, version, self.table.options).create_checkpoint()
+        try:
+            DeltaTable(self.table.uri, version, self.table.options).create_checkpoint()
+        except DeltaError as error:
+            if self._log.has(version):
+                raise
+            raise ConflictError(f"{self.table.name}: version {version} is gone: other maintenance is at work") from error
         if self.table.is_local:
             with Path(self.table.uri, FOLDER, f"{version:020}{CHECKPOINT}").open("rb") as written:
                 os.fsync(written.fileno())

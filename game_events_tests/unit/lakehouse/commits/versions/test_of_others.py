@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.log import SOURCES
@@ -189,3 +190,20 @@ def test_no_version_gets_its_checkpoint_twice(world: World, monkeypatch: pytest.
     assert made
     assert len(made) == len(set(made))
     assert DeltaTable(world.table.uri).transaction_version(Txn.ERASURES) == 6
+
+
+def test_a_version_that_other_maintenance_has_deleted_meanwhile_is_a_conflict_and_no_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.put(2)
+    busy(world, 5, every_s=450.0, tidy_s=100 * HOUR_S, replace=True)
+    keep = OldVersions._keep
+
+    def after_others(versions: OldVersions, version: int) -> None:
+        for file in Path(world.table.uri, "_delta_log").glob(f"{version:020}.*"):
+            file.unlink()
+        keep(versions, version)
+
+    monkeypatch.setattr(OldVersions, "_keep", after_others)
+    with pytest.raises(ConflictError, match="other maintenance is at work"):
+        world.tidy(few=3)
