@@ -27,7 +27,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, files_of, tab
 from game_events.pipeline.maintenance import IncrementalMaintenance
 
 #: Days, and seconds between two commits; in a quick run fewer and longer ones.
-DAYS, EVERY_S = 7, 20.0
+DAYS, EVERY_S = 7, 60.0
 QUICK_DAYS, QUICK_EVERY_S = 3, 600.0
 #: Gold is replaced at each so many cycles.
 GOLD_CYCLES = 3
@@ -110,6 +110,7 @@ def time_travel(arena: Arena) -> list[Figure]:
                 week.now += every_s
                 if (number + 1) % int(DAY_S / every_s) == 0:
                     by_day.append(_looked_at(week))
+                    arena.say(f"day {len(by_day)} of {days} has passed")
     return [figure for what in by_day[0] for figure in _figures(what, [day[what] for day in by_day])]
 
 

@@ -54,6 +54,8 @@ class Plugin:
         command_run_ended: function `(DagsterInstance, Settings, run id)`: called at the end of each run of the command line.
         record_filter: function `(Pipeline, bronze) -> RecordFilter | None`: says which records must not be stored.
         erase_rejected: function `(Pipeline, records) -> int`: erases records of quarantine that the filter refuses later.
+        silver_taken: function `(Pipeline, name, silver) -> int | None`: the last bronze batch of which the plug-in needs no row
+            of that table of silver any more (None: of any batch): older rows of later ones are not removed by age.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Plugin:
     command_run_ended: str | None = None
     record_filter: str | None = None
     erase_rejected: str | None = None
+    silver_taken: str | None = None
 
     def load(self, target: str) -> Any:  # noqa: ANN401 - of any kind
         """A part of this plug-in; ConfigurationError if a package that comes with the extra is not installed."""

@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from game_events.jvm.jars import GROUPS, Group, digests, fetch, unpack
+from game_events.jvm.jars import S3, SPARK, STACK, Group, digests, fetch, unpack
 from game_events_tests.support.servers.jars import TEST_GROUPS
 
 
 def main() -> None:
     """Pin both."""
-    pin(GROUPS.values())
+    pin((*SPARK.values(), STACK, *S3.values()))
     pin(TEST_GROUPS)
 
 
@@ -26,7 +26,7 @@ def pin(groups: Iterable[Group]) -> None:
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for group in groups:
-            target = Path(folder) / group.name
+            target = Path(folder) / "-".join((group.name, *group.confs))
             print(f"fetching {group.what}")
             fetch(group, target, Path(folder) / "ivy")
             found |= digests(target)

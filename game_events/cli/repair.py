@@ -204,6 +204,8 @@ def _show_expired(output: Output, tables: dict[str, dict[str, Any]], *, dry_run:
         columns = ("table", "rows", "bytes", "older rows that stay")
         names = ("table", "expired", "expired_bytes", "expired_later")
         output.table(title, columns, [[entry[name] for name in names] for entry in older])
+    if any(entry["expired_later"] for entry in older):
+        output.say("older rows stay until what is made of them has them, and an export (docs/maintenance.md)")
     raw = sum(entry["raw_values"] for entry in tables.values())
     if raw:
         output.say(f"{raw:,} raw values {'would be' if dry_run else 'were'} removed by age, not their rows")

@@ -24,7 +24,11 @@ class RetentionDays:
 
     def has(self, layer: str) -> bool:
         """Whether any rows of a layer have a limit."""
-        return any(name.partition(_BETWEEN)[0] == layer and days > 0 for name, days in self.days.items())
+        return self.shortest(layer) is not None
+
+    def shortest(self, layer: str) -> float | None:
+        """The shortest limit in days that any row of a layer has; None: all stay."""
+        return min((limit for name, limit in self.days.items() if limit and name.partition(_BETWEEN)[0] == layer), default=None)
 
     def of(self, layer: str, game: str | None = None, message_type: str | None = None) -> float | None:
         """The limit in days that says most about a row; None: the row stays."""

@@ -8,6 +8,7 @@ of the cache decides what runs.
 import fcntl
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -65,10 +66,32 @@ class Group:
         return PINS if self.folder is None else self.folder / PINS.name
 
 
-SPARK = Group("spark", ("spark",), "Delta (about 17 MB, once per machine)")
+#: Minor versions of Spark that this version runs on: Delta's jar and Spark's way to S3 are other ones for each.
+SPARK_SERIES = ("4.0", "4.1", "4.2")
+SPARK = {series: Group("spark", (f"spark-{series}",), "Delta (about 17 MB, once per machine)") for series in SPARK_SERIES}
+S3 = {series: Group("s3", (f"s3-{series}",), "Spark's way to S3 (about 9 MB, once per machine)") for series in SPARK_SERIES}
 STACK = Group("stack", ("kafka", "registry"), "a Kafka broker and a Schema Registry (about 150 MB, once per machine)")
-S3 = Group("s3", ("s3",), "Spark's way to S3 (about 9 MB, once per machine)")
-GROUPS = {group.name: group for group in (SPARK, STACK, S3)}
+
+
+def groups() -> Mapping[str, Group]:
+    """The groups by name, with the jars for the installed PySpark; ConfigurationError if it is not one of `SPARK_SERIES`."""
+    series = spark_series()
+    return {group.name: group for group in (SPARK[series], STACK, S3[series])}
+
+
+def spark_series() -> str:
+    """Minor version of the installed PySpark, e.g. 4.2; ConfigurationError if it is not one of `SPARK_SERIES`."""
+    try:
+        installed = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigurationError("PySpark is not installed: install this project's requirements again") from None
+    series = ".".join(installed.split(".")[:2])
+    if series not in SPARK_SERIES:
+        raise ConfigurationError(
+            f"PySpark {installed} is installed, and this version runs on {', '.join(SPARK_SERIES)}: "
+            f"pip install 'pyspark[connect]=={SPARK_SERIES[-1]}.*'"
+        )
+    return series
 
 
 def find_java() -> Path:
@@ -112,12 +135,16 @@ def cache_dir() -> Path:
 
 def spark_jars() -> tuple[Path, ...]:
     """Delta's jars; otherwise as `folder_of`."""
-    return tuple(sorted((folder_of(SPARK) / "spark").glob("*.jar")))
+    return _jars_of(SPARK[spark_series()])
 
 
 def s3_jars() -> tuple[Path, ...]:
     """Jars for a lakehouse in an S3-compatible store; otherwise as `folder_of`."""
-    return tuple(sorted((folder_of(S3) / "s3").glob("*.jar")))
+    return _jars_of(S3[spark_series()])
+
+
+def _jars_of(group: Group) -> tuple[Path, ...]:
+    return tuple(sorted(folder_of(group).glob("*/*.jar")))
 
 
 def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
@@ -243,11 +270,12 @@ def _ivy_jar() -> Path:
 def main(names: Sequence[str] = ()) -> int:
     """Fetch some groups (default: Spark's and the local stack's), and print the folder of each."""
     try:
-        unknown = sorted(set(names) - GROUPS.keys())
+        known = groups()
+        unknown = sorted(set(names) - known.keys())
         if unknown:
-            raise ConfigurationError(f"there are no Java parts {', '.join(unknown)}; there are {', '.join(GROUPS)}")
-        for name in names or (SPARK.name, STACK.name):
-            print(f"Java parts, {name}: {folder_of(GROUPS[name], on_progress=print)}")
+            raise ConfigurationError(f"there are no Java parts {', '.join(unknown)}; there are {', '.join(known)}")
+        for name in names or ("spark", "stack"):
+            print(f"Java parts, {name}: {folder_of(known[name], on_progress=print)}")
     except GameEventsError as error:
         print(error, file=sys.stderr)
         return 1

@@ -71,7 +71,7 @@ from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention.expire import count_expired, expire
-from game_events.pipeline.retention.files import Removal
+from game_events.pipeline.retention.files import Turn
 
 log = logging.getLogger(__name__)
 #: Attempts to set a table's properties and features beside concurrent commits.
@@ -392,8 +392,8 @@ def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, do
 def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
     days = pipeline.settings.row_retention
-    removal = Removal() if days is None else count_expired(pipeline, days, table, handle, done)
-    _count_written(table, handle, removal, done, layout=layout)
+    turn = Turn(0) if days is None else count_expired(pipeline, days, table, handle, done)
+    _count_written(table, handle, turn, done, layout=layout)
     versions = OldVersions(table)
     todo = versions.plan(handle)
     done.replaced = files_there(table, todo.files)
@@ -404,9 +404,9 @@ def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, d
     done.orphan_bytes = sum(orphans.values())
 
 
-def _count_written(table: Table, handle: DeltaTable, removal: Removal, done: TableMaintenance, *, layout: bool) -> None:
-    """Count the files that would be written again, each by the first step that does it; `removal`: the step before these."""
-    gone = removal.whole
+def _count_written(table: Table, handle: DeltaTable, turn: Turn, done: TableMaintenance, *, layout: bool) -> None:
+    """Count the files that would be written again, each by the first step that does it; `turn`: the one before these."""
+    gone = turn.whole
     spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
     spread = [left for group in spread if (left := [file for file in group if file.path not in gone])]
     chosen = spread if layout else first_of(spread, MOST_BYTES)
@@ -417,7 +417,7 @@ def _count_written(table: Table, handle: DeltaTable, removal: Removal, done: Tab
     groups = [group for group in small if len(group) >= FULL_GOAL.files]
     done.joined = sum(map(len, groups))
     done.into = len(groups)
-    written = gone | removal.changed | {path for group in groups for path in group}
+    written = gone | turn.changed | {path for group in groups for path in group}
     outdated = [file for file in outdated_files(handle) if file.path not in written]
     renewed = {file.path for group in first_groups(outdated) for file in group}
     done.outdated = len(outdated) - len(renewed)

@@ -15,7 +15,7 @@ from game_events.errors import ConfigurationError, TransientError, first_line
 if TYPE_CHECKING:
     from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-#: Marks of errors for a lost session (server restarted, session expired) or server (pyspark 4.0, error conditions).
+#: Marks of errors for a lost session (server restarted, session expired) or server (error conditions of PySpark 4.0 to 4.2).
 LOST = (
     "INVALID_HANDLE.",
     "RESPONSE_ALREADY_RECEIVED",
@@ -59,7 +59,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
     from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
 
-    # When one session ends, PySpark 4.0 ends the reader threads of all sessions of a process: in `__del__` too, under the lock
+    # When one session ends, PySpark 4.0 and 4.1 end the reader threads of all sessions: in `__del__` too, under the lock
     # that is held while such a thread starts, so garbage collection hangs the process for ever. Without it they end with it.
     setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
     try:

@@ -255,8 +255,10 @@ def _replaced(plan: Commit, state: PartState) -> set[str]:
 def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
     """Add one part's information: the highest batch, the sum of other numbers, the first of other texts."""
     for key, value in more.items():
-        before = info.setdefault(key, value)
-        if before != value and before.isdecimal() and value.isdecimal():
+        before = info.get(key)
+        if before is None:
+            info[key] = value
+        elif before.isdecimal() and value.isdecimal():
             info[key] = str(max(int(before), int(value)) if key == BATCH_INFO else int(before) + int(value))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.config.retention import RetentionDays
+from game_events.lakehouse.data.reading import may_hold
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -89,6 +90,38 @@ class Ages:
             complete |= nulls_in(actions, name) == 0
         # Rows without any time are never older.
         return first, np.where(complete, last, NEVER)
+
+    def limits_in(self, actions: pa.Table) -> tuple[Numbers, Numbers]:
+        """Of each file (`add_actions`) the earliest and the latest limit of its rows, by the games and types it may have."""
+        earliest = np.full(actions.num_rows, NEVER)
+        latest = np.full(actions.num_rows, FOR_EVER)
+        own_types = self.days.types(self.layer, self.game) if self.type_column is not None else frozenset[str]()
+        types = list(_files_with(actions, self.type_column, own_types))
+        named = self.days.games(self.layer) if self.game is None else frozenset[str]()
+        for game, has_game in _files_with(actions, self.game_column, named):
+            for message_type, has_type in types:
+                limit = self.limit(game or self.game, message_type)
+                both = has_game & has_type
+                earliest[both] = np.minimum(earliest[both], limit)
+                latest[both] = np.maximum(latest[both], limit)
+        return earliest, latest
+
+
+def _files_with(actions: pa.Table, column: str | None, names: Collection[str]) -> Iterator[tuple[str | None, Mask]]:
+    """Each name, and which files may have rows with it; then None, and which may have rows without any of the names."""
+    others = np.full(actions.num_rows, True)
+    for name in names:
+        yield name, np.asarray(may_hold(actions, str(column), name, name).to_numpy(zero_copy_only=False), np.bool_)
+        others &= ~_only(actions, str(column), name)
+    yield None, others
+
+
+def _only(actions: pa.Table, column: str, name: str) -> Mask:
+    """Which files have one value alone, by their statistics."""
+    if f"min.{column}" not in actions.column_names:
+        return np.full(actions.num_rows, False)
+    bounds = (pc.fill_null(pc.equal(actions.column(f"{end}.{column}"), name), False).to_numpy() for end in ("min", "max"))
+    return np.asarray(np.logical_and(*bounds) & (nulls_in(actions, column) == 0), np.bool_)
 
 
 def _text(name: object) -> str | None:

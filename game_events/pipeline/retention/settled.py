@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from game_events.lakehouse.tables import (
     QUARANTINE,
     Layer,
     Table,
+    called_in_silver,
     game_of_silver,
     is_game,
     names_of,
@@ -31,6 +33,8 @@ from game_events.pipeline.gold.plan import is_current, player_agg
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.quarantine import is_finished, is_noted
 from game_events.pipeline.retention.ages import Ages, Mask, Settled, coded
+from game_events.pipeline.retention.files import File, candidates
+from game_events.plugin import parts
 
 ARRIVAL = "_kafka_timestamp"
 #: No row may go.
@@ -42,6 +46,7 @@ class Plan:
     """What decides which rows of one table (or game's part) go.
 
     Attributes:
+        files: those that may have older rows, the oldest first.
         counts_rows: the rows that go are counted by game and batch, so files are read even if all of their rows go.
         counted: columns by which they are counted.
         compared: further transaction ids that the commit compares.
@@ -50,6 +55,7 @@ class Plan:
     table: Table
     handle: DeltaTable
     ages: Ages
+    files: Sequence[File]
     settled: Settled
     counts_rows: bool = False
     counted: tuple[str, ...] = ()
@@ -92,19 +98,23 @@ def ages_of(pipeline: Pipeline, days: RetentionDays, table: Table, handle: Delta
 
 
 def plan_of(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, now_us: int) -> Plan | None:
-    """The plan for a table, or for a game's part of one; None: none of its rows has a limit, or others are at work on it."""
+    """The plan for a table, or for a game's part of one; None: no file may have older rows, or others are at work on it.
+
+    Other tables are opened only where there are such files.
+    """
     ages = ages_of(pipeline, days, table, handle, now_us)
-    if ages is None:
+    files = list(candidates(handle, ages)) if ages is not None else []
+    if ages is None or not files:
         return None
     if ages.layer == "bronze":
         entity = pipeline.settings.entity_column
         settled = Settled(_in_silver(pipeline, handle), game_column=entity)
-        return Plan(table, handle, ages, settled, counts_rows=True, counted=(entity, "_batch"))
+        return Plan(table, handle, ages, files, settled, counts_rows=True, counted=(entity, "_batch"))
     if ages.layer == "quarantine":
-        return _of_quarantine(pipeline, table, handle, ages)
+        return _of_quarantine(pipeline, table, handle, ages, files)
     if ages.layer == "event_log":
-        return Plan(table, handle, ages, Settled(), compared=(Txn.COMMITS,))
-    return Plan(table, handle, ages, Settled(partial(_in_gold, pipeline, {}), ages.game))
+        return Plan(table, handle, ages, files, Settled(), compared=(Txn.COMMITS,))
+    return Plan(table, handle, ages, files, Settled(_in_all(pipeline, table, handle), ages.game))
 
 
 def plans_of_parts(pipeline: Pipeline, days: RetentionDays, whole: PartedTable, now_us: int) -> list[Plan]:
@@ -129,7 +139,7 @@ def _in_silver(pipeline: Pipeline, bronze: DeltaTable) -> Callable[[object], int
     def upto(name: object) -> int:
         if not is_game(name):
             return floor or NOTHING
-        silver = pipeline.lakehouse.silver(str(name)).open_to_read()
+        silver = pipeline.tables.peek(pipeline.lakehouse.silver(str(name)))
         taken = identity.taken(silver)
         return NOTHING if silver is None or taken is None or restored(silver) else taken
 
@@ -143,8 +153,8 @@ def undecodable_or_replayed(rows: pa.Table) -> Mask:
     return np.asarray(pc.or_(undecodable, replayed).to_numpy())
 
 
-def _of_quarantine(pipeline: Pipeline, table: Table, handle: DeltaTable, ages: Ages) -> Plan | None:
-    bronze = pipeline.bronze.open_to_read()
+def _of_quarantine(pipeline: Pipeline, table: Table, handle: DeltaTable, ages: Ages, files: Sequence[File]) -> Plan | None:
+    bronze = pipeline.tables.open_to_read(pipeline.bronze)
     if bronze is None or not (is_finished(bronze, handle) and is_noted(bronze, handle)):
         return None
     in_silver = _in_silver(pipeline, bronze)
@@ -153,31 +163,38 @@ def _of_quarantine(pipeline: Pipeline, table: Table, handle: DeltaTable, ages: A
     @cache
     def upto(name: object) -> int:
         # A table that is to be replaced by what was decided again needs these decisions.
-        silver = pipeline.lakehouse.silver(name).open_to_read() if isinstance(name, str) and is_game(name) else None
+        silver = pipeline.tables.peek(pipeline.lakehouse.silver(str(name))) if is_game(name) else None
         is_due = silver is None or decisions.incarnation(str(name)) > incarnation(silver)
         return NOTHING if is_due else in_silver(name)
 
     settled = Settled(upto, game_column="game", free=("layer", "replayed_batch"), is_free=undecodable_or_replayed)
-    return Plan(table, handle, ages, settled, counts_rows=True, counted=("game", "layer", "replayed_batch"))
+    return Plan(table, handle, ages, files, settled, counts_rows=True, counted=("game", "layer", "replayed_batch"))
 
 
 def _is_time(handle: DeltaTable, name: str) -> bool:
     return bool(pa.types.is_timestamp(pa.schema(handle.schema()).field(name).type))
 
 
-def _in_gold(pipeline: Pipeline, known: dict[str, int], name: object) -> int:
-    """The last bronze batch of a game's silver that each of its aggregates has."""
-    game = str(name)
-    if game not in known:
-        silver = pipeline.lakehouse.silver(game).open_to_read()
-        known[game] = NOTHING if silver is None else min(_batches_in_gold(pipeline, game, silver_app(silver)))
-    return known[game]
+def _in_all(pipeline: Pipeline, table: Table, handle: DeltaTable) -> Callable[[object], int]:
+    """The game of a table of silver -> the last bronze batch of the table that each aggregate, and each plug-in, has."""
+    called = str(called_in_silver(table.key))
+
+    @cache
+    def upto(name: object) -> int:
+        game = str(name)
+        own = handle if called == game else pipeline.tables.peek(pipeline.lakehouse.silver(game))
+        if own is None:
+            return NOTHING
+        of_plugins: Iterable[int | None] = (taken(pipeline, called, handle) for taken in parts("silver_taken"))
+        return min(chain(_batches_in_gold(pipeline, game, silver_app(own)), (n for n in of_plugins if n is not None)))
+
+    return upto
 
 
 def _batches_in_gold(pipeline: Pipeline, game: str, app: str) -> Iterator[int]:
     for aggregate in (player_agg(pipeline.settings), *pipeline.extensions.aggregates):
         if aggregate.applies_to(game):
-            gold = pipeline.lakehouse.gold(game, aggregate.name).open_to_read()
+            gold = pipeline.tables.peek(pipeline.lakehouse.gold(game, aggregate.name))
             taken = txn(gold, app)
             is_behind = gold is None or taken is None or not is_current(gold, aggregate) or restored(gold)
             yield NOTHING if is_behind or taken is None else taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 from game_events.config.retention import RetentionDays
 from game_events.lakehouse.tables import BRONZE, EVENT_LOG, QUARANTINE, Table, add_actions
@@ -19,9 +20,11 @@ TABLES = 100
 def told(pipeline: Pipeline, days: RetentionDays) -> str:
     """Each limit, and the age of the oldest row of its layer, by the files' statistics."""
     now_us = round(time.time() * 1_000_000)
-    silver = [pipeline.lakehouse.silver(game) for game in pipeline.lakehouse.games()[:TABLES]]
+    lakehouse = pipeline.lakehouse
+    names = [*chain.from_iterable(lakehouse.type_tables().values()), *lakehouse.games()] if days.has("silver") else []
+    silver = [lakehouse.silver(name) for name in names[:TABLES]]
     own = {"bronze": BRONZE, "quarantine": QUARANTINE, "event_log": EVENT_LOG}
-    tables = {layer: [pipeline.lakehouse.table(key)] for layer, key in own.items()} | {"silver": silver}
+    tables = {layer: [lakehouse.table(key)] for layer, key in own.items()} | {"silver": silver}
     ages = {layer: _oldest_days(pipeline, days, tables[layer], now_us) for layer in tables if days.has(layer)}
     texts = []
     for name, limit in days.days.items():
@@ -35,7 +38,7 @@ def _oldest_days(pipeline: Pipeline, days: RetentionDays, tables: list[Table], n
     """Age of the oldest row of some tables; None: there is none whose age is known."""
     oldest = NEVER
     for table in tables:
-        handle = table.open_to_read()
+        handle = pipeline.tables.peek(table)
         ages = ages_of(pipeline, days, table, handle, now_us) if handle is not None else None
         actions = add_actions(handle) if handle is not None and ages is not None else None
         if actions is not None and ages is not None and actions.num_rows:
@@ -46,14 +49,14 @@ def _oldest_days(pipeline: Pipeline, days: RetentionDays, tables: list[Table], n
 def misfits(pipeline: Pipeline, days: RetentionDays) -> Iterator[str]:
     """Settings that do not fit the limits, in sentences."""
     settings = pipeline.settings
-    silver = min((limit for name, limit in days.days.items() if name.partition(":")[0] == "silver" and limit), default=None)
+    silver = days.shortest("silver")
     longest = max((entry.window_h / 24 for entry in settings.deduplicate), default=0.0)
     if silver is not None and longest > silver:
         yield (
             f"DEDUPLICATE looks back {longest:g} days, and silver has rows of {silver:g} days: an event that is sent again "
             "later is in silver again"
         )
-    bronze, quarantine = days.of("bronze"), days.of("quarantine")
+    bronze, quarantine = days.shortest("bronze"), days.shortest("quarantine")
     if bronze is not None and (quarantine is None or quarantine > bronze):
         yield "quarantine keeps rows longer than bronze: `game-events erase` does not find people in rows that only it has"
     aggregates = (player_agg(settings), *pipeline.extensions.aggregates)

@@ -12,4 +12,5 @@ PLUGIN = Plugin(
         )
     },
     definitions="game_events.plugins.export.assets:build_export",
+    silver_taken="game_events.plugins.export.older_rows:silver_taken",
 )

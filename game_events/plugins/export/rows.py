@@ -161,8 +161,6 @@ def _find_step(
     upto = identity.taken(silver)
     if silver is None or upto is None:
         return None
-    content = f"{silver.metadata().id}:{incarnation(silver)}"
-    kind = Txn.SILVER
     gold: DeltaTable | None = None
     types: dict[str, tuple[DeltaTable, FileSelection]] = {}
     if ExportSettings.of(pipeline.settings).rest_source == "gold":
@@ -171,20 +169,39 @@ def _find_step(
         upto = txn(gold, silver_app(silver))
         if gold is None or upto is None:
             return None
-        content = f"{gold.metadata().id}:{content}"
-        kind = Txn.GOLD
-    parts = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
-    apps = {part: kind.of(name, value) for part, value in parts.items()}
-    held = {part: txn(planned, app) for part, app in apps.items()}
-    above, resent = _start(game_of(name), table.name, upto, held, on_replaced)
-    if _is_planned(held, above, upto, resent):
+    noted = noted_of(planned, identity, name, silver, gold)
+    above, resent = start_of(game_of(name), table.name, upto, noted.held, on_replaced)
+    if _is_planned(noted.held, above, upto, resent):
         return None
     if gold is not None:
         handles = opened(listed.get(name, []), pipeline.lakehouse.silver, pipeline.tables.peek)
         types = {one: (handle, selection(handle, above)) for one, handle in handles.items()}
-    origin = ChunkOrigin(table.name, game_of(name), f"{content}:{resent}", above, upto)
-    expected = {app: held[part] for part, app in apps.items()}
-    return Step(name, silver, gold, above, upto, selection(silver, above), origin, apps, expected, resent, types)
+    origin = ChunkOrigin(table.name, game_of(name), f"{noted.content}:{resent}", above, upto)
+    expected = {app: noted.held[part] for part, app in noted.apps.items()}
+    return Step(name, silver, gold, above, upto, selection(silver, above), origin, noted.apps, expected, resent, types)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What planned calls say of one table: `held`, the values of `apps` (as of a `Step`). `content`: which rows it has."""
+
+    content: str
+    apps: Mapping[str, str]
+    held: Mapping[str, int | None]
+
+
+def noted_of(
+    planned: DeltaTable | None, identity: BronzeIdentity, name: str, silver: DeltaTable, gold: DeltaTable | None
+) -> Noted:
+    """What is noted of a table of silver, or (`gold`) of a game's gold and the silver that it is made from."""
+    content = f"{silver.metadata().id}:{incarnation(silver)}"
+    kind = Txn.SILVER
+    if gold is not None:
+        content = f"{gold.metadata().id}:{content}"
+        kind = Txn.GOLD
+    parts = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
+    apps = {part: kind.of(name, value) for part, value in parts.items()}
+    return Noted(content, apps, {part: txn(planned, app) for part, app in apps.items()})
 
 
 def _is_planned(held: Mapping[str, int | None], above: int, upto: int, resent: int) -> bool:
@@ -192,7 +209,7 @@ def _is_planned(held: Mapping[str, int | None], above: int, upto: int, resent: i
     return above == upto and held["content"] == upto and resent == (held["resent"] or 0)
 
 
-def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
+def start_of(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
     """Batch above which rows are sent, and number of full resends; DataError: a user decides what is sent."""
     resent = held["resent"] or 0
     way = on_replaced.way(game, replaced=held["content"] is None and held["any"] is not None)

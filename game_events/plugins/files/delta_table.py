@@ -1,8 +1,8 @@
 """Another pipeline's bronze table as the source: its raw values are decoded and routed again, without Kafka.
 
-The table is one partition, an offset in it is a batch number. Batches never change, so maintenance and redecode of the
-table are invisible here. A full refresh or a restore of the table makes a new partition of it, which stops this
-pipeline: its rows would differ from the table's.
+The table is one partition, an offset in it is a batch number. Batches only lose rows, by age and erasure, so other maintenance
+and redecode of the table are invisible here; rows that are gone before they are read are missed. A full refresh or a restore of
+the table makes a new partition of it, which stops this pipeline: its rows would differ from the table's.
 
 Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """

@@ -1,14 +1,16 @@
 """What a run says at its end."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import typer
 
 from game_events.cli.dagster_run import JobResult, finish, show_run
 from game_events.cli.output import Output
+from game_events.cli.repair import _show_maintenance
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
+from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableMaintenance, TableReport
 from game_events.rules import Rule
 from game_events.workers.results import RuleCounts
 
@@ -44,6 +46,20 @@ def test_violated_rules_are_a_table_by_layer_rule_and_action(capsys):
 
 def test_rules_that_hold_are_one_line(capsys):
     assert "rules: all 2 hold" in shown(capsys, {})
+
+
+def test_maintenance_says_how_many_older_rows_stay_and_why_if_any_do(capsys):
+    def said(**numbers):
+        entry = asdict(TableMaintenance("silver_uno_events", **numbers))
+        _show_maintenance(Output(as_json=False), {"silver_uno_events": entry}, dry_run=False)
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    why = "older rows stay until what is made of them has them, and an export (docs/maintenance.md)"
+    waiting = said(expired=3, expired_bytes=1_000, expired_later=2)
+    assert "│ silver_uno_events │ 3 │ 1,000 │ 2 │" in waiting
+    assert why in waiting
+    assert why not in said(expired=3)
+    assert not any("by age" in line for line in said())
 
 
 def test_the_json_of_a_run_that_broke_off_says_that_it_failed_and_why_although_no_table_of_it_failed(capsys):

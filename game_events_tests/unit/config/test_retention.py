@@ -28,6 +28,14 @@ def test_a_layer_has_limits_if_any_of_its_rows_has_one():
     assert (days.games("silver"), days.types("silver"), days.types("silver", "uno")) == ({"rummy"}, {"a.B", "a.C"}, {"a.B"})
 
 
+def test_the_shortest_limit_of_a_layer_is_that_of_any_of_its_rows():
+    assert RetentionDays(DAYS).shortest("silver") == 7
+    assert RetentionDays({"silver": 30, "silver:rummy": 365, "silver:uno": 0}).shortest("silver") == 30
+    assert RetentionDays({"bronze": 0, "bronze:uno": 90, "raw": 1}).shortest("bronze") == 90
+    assert RetentionDays(DAYS).shortest("bronze") is None
+    assert RetentionDays(DAYS).shortest("quarantine") is None
+
+
 def test_it_is_read_from_the_environment_a_file_of_variables_and_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "game_events.yaml").write_text("tables:\n  retention_days:\n    bronze: 90\n    silver:rummy:a.B: 7\n")

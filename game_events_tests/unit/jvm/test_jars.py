@@ -76,11 +76,14 @@ def pins(tmp_path, monkeypatch):
     monkeypatch.setenv("GAME_EVENTS_CACHE", str(tmp_path / "cache [1]"))
     listed = tmp_path / "jars.sha256"
     monkeypatch.setattr(jars, "PINS", listed)
+    monkeypatch.setattr(jars, "spark_series", lambda: "4.1")
+    folders = {"spark": "spark-4.1", "s3": "s3-4.1"}
 
     def write(**texts: bytes):
-        lines = [
-            f"{hashlib.sha256(text).hexdigest()}  {name.replace('__', '/').replace('_', '.')}\n" for name, text in texts.items()
-        ]
+        lines = []
+        for name, text in texts.items():
+            folder, _, file = name.partition("__")
+            lines.append(f"{hashlib.sha256(text).hexdigest()}  {folders.get(folder, folder)}/{file.replace('_', '.')}\n")
         listed.write_text("# of this test\n" + "".join(lines))
 
     write(spark__a_jar=b"delta", kafka__b_jar=b"broker", s3__c_jar=b"store")
@@ -93,13 +96,13 @@ def ivy(fake_java, tmp_path):
     fake_java(f"""case $1 in -version) {version("17")}; exit;; esac
         for last; do :; done
         out=${{last%%/*}}; sleep 0.3
-        mkdir -p "$out/spark" "$out/kafka" "$out/registry" "$out/s3"
+        mkdir -p "$out/spark-4.1" "$out/kafka" "$out/registry" "$out/s3-4.1"
         while [ "$1" != -confs ]; do shift; done; shift
         for conf; do case $conf in
-          spark) printf delta > "$out/spark/a.jar"; echo spark >> {tmp_path}/asked;;
+          spark-4.1) printf delta > "$out/spark-4.1/a.jar"; echo spark >> {tmp_path}/asked;;
           kafka) printf broker > "$out/kafka/b.jar"; echo kafka >> {tmp_path}/asked;;
           registry) echo registry >> {tmp_path}/asked; [ -f {tmp_path}/x.tar.gz ] && cp {tmp_path}/x.tar.gz "$out/registry/";;
-          s3) printf store > "$out/s3/c.jar"; echo s3 >> {tmp_path}/asked;;
+          s3-4.1) printf store > "$out/s3-4.1/c.jar"; echo s3 >> {tmp_path}/asked;;
           -retrieve) break;;
         esac; done; exit 0""")
     return lambda: (tmp_path / "asked").read_text().split()
@@ -149,9 +152,9 @@ def test_broker_and_registry_are_fetched_for_a_stack_and_the_registrys_archive_i
 @pytest.mark.parametrize(
     ("listed", "says"),
     [
-        ({"spark__a_jar": b"another"}, r"spark/a\.jar has the SHA-256 \w{64}, not the pinned \w{64}"),
-        ({"spark__b_jar": b"delta"}, r"spark/a\.jar is in no list of this version"),
-        ({"spark__a_jar": b"delta", "spark__b_jar": b""}, r"spark/b\.jar is missing"),
+        ({"spark__a_jar": b"another"}, r"spark-4\.1/a\.jar has the SHA-256 \w{64}, not the pinned \w{64}"),
+        ({"spark__b_jar": b"delta"}, r"spark-4\.1/a\.jar is in no list of this version"),
+        ({"spark__a_jar": b"delta", "spark__b_jar": b""}, r"spark-4\.1/b\.jar is missing"),
     ],
 )
 @pytest.mark.usefixtures("ivy")
@@ -201,12 +204,35 @@ def test_a_wrong_name_of_a_group_is_refused_with_the_names_there_are(capsys):
 def test_the_pins_are_of_the_ivy_file_as_it_is_and_name_what_each_group_is_for():
     of_ivy = hashlib.sha256(jars.IVY_FILE.read_bytes()).hexdigest()
     assert jars.PINS.read_text().startswith(f"# what ivy.xml names, when its SHA-256 was {of_ivy}\n"), "run `make lock-jars`"
-    spark, stack, s3 = (jars.pinned(group) for group in (jars.SPARK, jars.STACK, jars.S3))
+    stack = jars.pinned(jars.STACK)
     assert {name.split("/")[0] for name in stack} == {"kafka", "registry"}
-    assert any(name.startswith("spark/delta-spark") for name in spark)
-    assert not any("kafka" in name for name in spark), "workers read Kafka by librdkafka"
     assert any(name.endswith("-runner.jar") for name in stack)
-    assert any(name.startswith("s3/hadoop-aws") for name in s3)
+    for series in jars.SPARK_SERIES:
+        spark = jars.pinned(jars.SPARK[series])
+        assert any(name.startswith(f"spark-{series}/delta-spark_{series}") for name in spark)
+        assert not any("kafka" in name for name in spark), "workers read Kafka by librdkafka"
+        assert any(name.startswith(f"s3-{series}/hadoop-aws") for name in jars.pinned(jars.S3[series]))
+
+
+def test_the_java_parts_for_hadoop_are_of_the_installed_pysparks_version():
+    (client,) = (jars.spark_home() / "jars").glob("hadoop-client-api-*.jar")
+    hadoop = client.stem.rpartition("-")[2]
+    assert f"s3-{jars.spark_series()}/hadoop-aws-{hadoop}.jar" in jars.pinned(jars.S3[jars.spark_series()])
+
+
+@pytest.mark.parametrize(("installed", "series"), [("4.0.5", "4.0"), ("4.1.4", "4.1"), ("4.2.0", "4.2"), ("4.2.1.dev1", "4.2")])
+def test_the_installed_pyspark_decides_which_java_parts_are_used(monkeypatch, installed, series):
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: installed)
+    assert jars.spark_series() == series
+
+
+@pytest.mark.parametrize("installed", ["3.5.9", "4.3.0", "5.0.0"])
+def test_a_pyspark_that_this_version_does_not_know_is_refused_with_what_to_install(monkeypatch, installed, capsys):
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: installed)
+    with pytest.raises(ConfigurationError, match=rf"PySpark {installed} is installed, .* 4\.0, 4\.1, 4\.2: pip install"):
+        jars.spark_jars()
+    assert jars.main([]) == 1
+    assert "pip install 'pyspark[connect]==4.2.*'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("pins")
@@ -214,5 +240,5 @@ def test_a_lakehouse_alone_asks_for_sparks_jars_only(ivy, tmp_path):
     """A fresh pod of a cluster needs no broker."""
     spark_config(Settings(lakehouse=str(tmp_path)))
     assert ivy() == ["spark"]
-    assert spark_config(Settings(lakehouse="s3://bucket/prefix"))["spark.jars"].endswith("/s3/c.jar")
+    assert spark_config(Settings(lakehouse="s3://bucket/prefix"))["spark.jars"].endswith("/s3-4.1/c.jar")
     assert ivy() == ["spark", "s3"]

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import dagster as dg
 import psutil
 import pytest
-from pyspark.errors import PySparkException, RetriesExceeded
+from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.jvm.jars import spark_jars
+from game_events.jvm.jars import spark_jars, spark_series
 from game_events.lakehouse.data.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
 from game_events.orchestration import resources
@@ -60,8 +60,9 @@ def test_the_jars_are_on_the_class_path_of_a_local_jvm_and_sent_to_a_clusters_ma
     assert local[CLASS_PATH_KEY].replace(":", ",") == f"{jars},/own.jar"
     cluster = spark_config(load_settings(spark_master="spark://127.0.0.1:7077", spark_conf=SAID))
     assert cluster["spark.jars"] == jars
-    assert "lz4-java" in cluster[CLASS_PATH_KEY]
-    assert ":" not in cluster[CLASS_PATH_KEY]
+    lz4 = [jar for jar in spark_jars() if jar.name.startswith("lz4-java")]
+    assert len(lz4) == (spark_series() != "4.2"), "Spark 4.2 has one without known holes itself"
+    assert cluster[CLASS_PATH_KEY] == ":".join(map(str, lz4))
 
 
 @pytest.mark.parametrize(
@@ -210,10 +211,11 @@ def test_a_session_on_a_server_is_told_what_is_its_own_and_the_rest_is_named():
 def test_a_lost_server_is_tried_again_and_a_refusal_is_not():
     settings = load_settings(spark_remote="sc://h:1/;token=hush", mode="production", max_retries=2)
     restarted = PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The handle 1 is invalid. The server was restarted.")
-    away = RetriesExceeded(errorClass="RETRIES_EXCEEDED", messageParameters={})
+    away = PySparkException("[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.")  # 4.0, 4.1
+    unavailable = PySparkException("<_InactiveRpcError: status = StatusCode.UNAVAILABLE details = ...")  # 4.2
     run = SimpleNamespace(run_id="one")
     context = SimpleNamespace(retry_number=0, run=run, instance=SimpleNamespace(get_run_by_id=lambda _: run))
-    for error in (restarted, away):
+    for error in (restarted, away, unavailable):
         assert is_session_lost(error)
         found = named(error, settings)
         assert isinstance(found, TransientError)

@@ -71,6 +71,14 @@ def test_plans_of_many_games_are_one_version_and_each_sees_its_own_rows_and_prog
     assert DeltaTable(lakehouse.table(SILVER).uri).transaction_version(of_part(APP, "uno")) == 2
 
 
+def test_numbers_of_the_games_are_added_up_in_the_commits_information_equal_ones_too(lakehouse):
+    info = {BATCH_INFO: "7", "expired_rows": "2", "run_id": "a"}
+    plans = {game: plan(lakehouse, game, [1], None, 7, info=info) for game in ("rummy", "uno", "spades")}
+    assert all(isinstance(one, Landed) for one in commit_group(plans).values())
+    (entry,) = DeltaTable(lakehouse.table(SILVER).uri).history()
+    assert {key: entry[key] for key in info} == {BATCH_INFO: "7", "expired_rows": "6", "run_id": "a"}
+
+
 def test_a_plan_that_lost_is_left_out_and_the_others_land(lakehouse):
     put(lakehouse, rummy=[1], uno=[2])
     late = {g: plan(lakehouse, g, [9], 1, 2) for g in ("rummy", "uno")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,9 +11,10 @@ import pytest
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import Txn, expired_rows
+from game_events.lakehouse.system_tables import Mark
 from game_events.pipeline.bronze.full_refresh import refuse_without_expired
 from game_events.pipeline.checks.audits import gold_equals_recompute
-from game_events.pipeline.gold.plan import GoldRun, commit_of, plan_games, player_agg
+from game_events.pipeline.gold.plan import GoldRun, commit_of, due, plan_games, player_agg, scope
 from game_events.pipeline.quality import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import SilverRun, starts_of
@@ -50,6 +52,19 @@ def accepting(world):
 def gold_plans(world, pipeline=None, *, full=False):
     pipeline = pipeline or world.pipeline
     return plan_games(GoldRun(pipeline, player_agg(pipeline.settings), world.identity, full), ["uno"])
+
+
+def test_rows_that_go_from_silver_make_gold_neither_due_nor_planned(tmp_path):
+    world = World(tmp_path, {"silver": 30})
+    hourly = replace(player_agg(world.pipeline.settings), interval_s=3_600.0)
+    world.load([90, 1])
+    committed = Mark(committed_at=time.time(), definition=scope(hourly))
+    world.pipeline.progress.update(world.identity.key, lambda now: now.marked(hourly.layer, committed).done(hourly.layer, 1))
+    before = world.pipeline.progress.read(world.identity.key)
+    assert world.maintained()["silver_uno_events"].expired == 1
+    after = world.pipeline.progress.read(world.identity.key)
+    assert (after, due(hourly, after)) == (before, False)
+    assert gold_plans(world) == ({}, {})
 
 
 def test_gold_keeps_the_history_that_silver_has_lost(silver_lost):

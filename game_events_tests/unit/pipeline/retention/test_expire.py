@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,8 +9,6 @@ import pytest
 from game_events.lakehouse.commits.transactions import Txn, counter, expired_rows
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import files_of, paths
-from game_events.pipeline.maintenance import maintain
-from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
 from game_events.pipeline.retention import expire as expiring
 from game_events_tests.support.tables import fails_before, put
@@ -174,43 +170,3 @@ def test_undecodable_rows_and_events_of_runs_go_by_their_age(tmp_path):
     assert (done["quarantine_events"].expired, done["event_log"].expired) == (1, 1)
     assert world.ages(world.pipeline.quarantine) == [1]
     assert counter(world.pipeline.lakehouse.table("event_log").open(), Txn.COMMITS) == 2
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_lost_file_of_one_game_does_not_keep_the_older_rows_of_others_in_a_table_of_all_games(tmp_path, whole):
-    world = World(tmp_path, {"silver": 30}, silver_layout="partitioned")
-    for game in ("rummy", "uno"):
-        world.load([90, 1], game)
-    table = world.pipeline.lakehouse.table("silver_events")
-    lost = next(path for path in paths(table.open()) if "uno" in path)
-    content = (tmp_path / table.name / lost).read_bytes()
-    (tmp_path / table.name / lost).write_bytes(b"" if whole else content[: len(content) // 2])
-    report = RunReport()
-    maintain(world.pipeline, report, [table.name])
-    done = report.maintenance[table.name]
-    assert lost in str(done.error)
-    assert (done.expired, done.expired_games) == (1, {"rummy": 1})
-    assert [age for _, age in kept(world, "rummy")] == [1]
-
-
-def test_rows_that_could_not_be_removed_are_not_counted_and_nothing_is_left_over(tmp_path, monkeypatch):
-    world = World(tmp_path, {"silver": 30}, silver_layout="partitioned")
-    for game in ("rummy", "uno"):
-        world.load([90, 1], game)
-    table = world.pipeline.lakehouse.table("silver_events")
-    before = set(Path(table.uri).rglob("*.parquet"))
-    monkeypatch.setattr(expiring, "commit_group", fails_before(AssertionError("nothing is committed")))
-    usual = expiring.Rewriting.one_by_one
-
-    def full(again, files, change):
-        if "uno" in files[0]:
-            raise OSError(28, "No space left on device")
-        return usual(again, files, change)
-
-    monkeypatch.setattr(expiring.Rewriting, "one_by_one", full)
-    report = RunReport()
-    maintain(world.pipeline, report, [table.name])
-    done = report.maintenance[table.name]
-    assert "No space left" in str(done.error)
-    assert (done.expired, done.expired_bytes, done.expired_games) == (0, 0, {})
-    assert set(Path(table.uri).rglob("*.parquet")) == before

@@ -49,3 +49,12 @@ def test_games_and_types_may_have_limits_of_their_own(tmp_path):
     left = world.pipeline.bronze.open().to_pyarrow_table().filter(pa.compute.field("_raw_value").is_valid())
     kept = sorted(zip(left["game_name"].to_pylist(), left["_message_type"].to_pylist(), strict=True))
     assert kept == [("chess", TYPES[1]), ("uno", TYPES[1]), ("uno", TYPES[0]), ("uno", TYPES[0])]
+
+
+def test_values_go_however_many_rows_came_without_one(tmp_path):
+    world = World(tmp_path, {"raw": 300, "raw:uno": 30})
+    kept = events([60, 50], 1, "chess")  # as with `KEEP_RAW=failures`
+    without = kept.set_column(kept.column_names.index("_raw_value"), "_raw_value", pa.nulls(2, pa.binary()))
+    world.bronze(without, events([60, 50], 1, "uno"))
+    assert world.maintained()["bronze_events"].raw_values == 2
+    assert world.raw_values() == 0

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.system_tables import read_events
+from game_events.lakehouse.tables import PARTITIONED, Table
 from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain
+from game_events.pipeline.offsets import ERASED_BY_BATCH
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import Hint, rows_by_age, state_checks
 from game_events.rules import Deduplicate
-from game_events_tests.unit.pipeline.retention.world import World
+from game_events_tests.support.tables import put
+from game_events_tests.unit.pipeline.retention.world import World, events
 
 
 def test_the_check_of_offsets_knows_which_rows_are_gone(tmp_path):
@@ -20,6 +27,34 @@ def test_the_check_of_offsets_knows_which_rows_are_gone(tmp_path):
     world.load([100, 1])
     world.load([90, 80, 2])
     world.maintained()
+    found = offsets_continuous(world.pipeline)
+    assert found.passed, found.summary
+
+
+def without_entries(world: World, versions: range) -> None:
+    """Bronze's log begins with a checkpoint of its newest version; these older entries are deleted."""
+    world.pipeline.bronze.open().create_checkpoint()
+    for version in versions:
+        Path(world.pipeline.bronze.uri, "_delta_log", f"{version:020}.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("deleted", "said"),
+    [
+        (range(3), {"4": 1, "5": 1}),
+        (range(1, 3), {"4": 1, "5": 1}),  # the first entry stays behind a gap
+        (range(5), {}),  # no entry is of a batch
+    ],
+)
+def test_of_batches_whose_commit_no_check_can_read_the_commit_does_not_say_what_went(deleted, said, tmp_path):
+    world = World(tmp_path, {"bronze": 30})
+    for _ in range(5):
+        world.load([100, 1])
+    put(world.pipeline.bronze, events([], 6))
+    without_entries(world, deleted)
+    world.maintained()
+    infos = world.pipeline.bronze.open().history()
+    assert [json.loads(info[ERASED_BY_BATCH]) for info in infos if ERASED_BY_BATCH in info] == [said]
     found = offsets_continuous(world.pipeline)
     assert found.passed, found.summary
 
@@ -60,3 +95,31 @@ def test_doctor_names_settings_that_do_not_fit_the_limits(tmp_path):
         "cannot be merged",
     ):
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"bronze": 90}, True),
+        ({"bronze": 90, "quarantine": 90}, False),
+        ({"bronze": 90, "bronze:uno": 365, "quarantine": 90}, False),
+        ({"bronze": 365, "bronze:uno": 90, "quarantine": 365}, True),
+        ({"bronze:uno": 90}, True),
+        ({"quarantine": 90}, False),
+    ],
+)
+def test_doctor_says_where_quarantine_keeps_rows_longer_than_the_shortest_limit_of_bronze(limits, said, tmp_path):
+    assert ("quarantine keeps rows longer" in rows_by_age(World(tmp_path, limits).pipeline)) == said
+
+
+def test_doctor_opens_a_table_that_games_share_once(tmp_path, monkeypatch):
+    world = World(tmp_path, {"silver": 30}, silver_layout=PARTITIONED)
+    for game in ("chess", "rummy", "uno"):
+        world.load([10], game)
+    opened: list[str] = []
+    usual = Table.open_of_any_format
+    monkeypatch.setattr(Table, "open_of_any_format", lambda table: opened.append(table.name) or usual(table))
+    pipeline = replace(world.pipeline)
+    assert rows_by_age(pipeline) == "silver 30 days (the oldest row 10.0)"
+    # Once for the names of the games.
+    assert opened.count("silver_events") <= 2

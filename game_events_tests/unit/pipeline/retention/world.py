@@ -71,10 +71,10 @@ class World:
         info = {"batch": str(self.batch), "rows": str(together.num_rows), "quarantined": "0"}
         return put(self.pipeline.bronze, together, advance, info)
 
-    def silver(self, rows: pa.Table, game: str = "uno", *, floor: bool = True, **counters: int) -> None:
-        """A game's rows of the newest batch; `counters`: further transaction ids."""
+    def silver(self, rows: pa.Table, game: str = "uno", *, floor: bool = True, replace: bool = False, **counters: int) -> None:
+        """A game's rows of the newest batch, or all that it has (`replace`); `counters`: further transaction ids."""
         advance = {self.identity.app: self.batch, **counters}
-        self._put(self.pipeline.lakehouse.silver(game), rows, advance, self.batch)
+        self._put(self.pipeline.lakehouse.silver(game), rows, advance, self.batch, replace=replace)
         if floor:
             self.pipeline.progress.update(self.identity.key, lambda now: now.done(Layer.SILVER, self.batch, {game: self.batch}))
 
@@ -109,7 +109,7 @@ class World:
         """What maintenance did, or would do."""
         report = RunReport()
         maintain(self.pipeline, report, dry_run=dry_run)
-        assert report.success, report.maintenance
+        assert not [entry.error for entry in report.maintenance.values() if entry.error], report.maintenance
         return report.maintenance
 
     def ages(self, table: Table) -> list[int]:
