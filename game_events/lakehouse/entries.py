@@ -12,6 +12,7 @@ Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Protocol E
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -19,6 +20,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -46,6 +48,11 @@ FOLLOWED = frozenset(
 )
 _ROW_TRACKING, _CLUSTERING = "delta.rowTracking", "delta.clustering"
 _TIME = "inCommitTimestamp"
+#: Beginning of an entry's line with the state of a feature.
+_DOMAIN = b'{"domainMetadata"'
+
+#: Times that the log is listed if something of it is gone when it is read: whoever makes checkpoints deletes old entries.
+LOG_ATTEMPTS = 3
 
 #: Checkpoints of one file, of numbered ones, and of those with an id. Source: Delta Lake protocol, "Checkpoints".
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.parquet")
@@ -83,7 +90,7 @@ def linked(uri: str, version: int, content: bytes, require: Callable[[], None]) 
     `require`: raises if the entry must not be made. Asked once the file to be linked is there: whoever deletes the table from
     then on deletes it, too, and the link fails.
 
-    A crash may leave the file that is linked: readers skip its name, and `TableLog.delete_expired` deletes it.
+    A crash may leave the file that is linked: readers skip its name, and maintenance deletes it.
     """
     entry = Path(uri, path_of(version))
     written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
@@ -200,34 +207,93 @@ def read_state(uri: str, version: int, *, whole: bool = False) -> LogState:
     Raises:
         DataError: an entry is missing.
     """
-    log = Path(uri, "_delta_log")
-    state = LogState()
-    begin, checkpoint = newest_checkpoint((file.name for file in log.iterdir()), version)
-    try:
-        for name in checkpoint:
-            for action in _checkpointed(log / name, whole=whole):
-                state.add(action)
+    leaves = ["add"] if whole else [f"add.{name}" for name in ("path", "baseRowId", "defaultRowCommitVersion")]
+
+    def read(begin: int, checkpoint: Sequence[Path]) -> LogState:
+        state = LogState()
+        for action in _checkpointed(checkpoint, leaves):
+            state.add(action)
         for number in range(begin + 1, version + 1):
-            for line in Path(uri, path_of(number)).read_bytes().splitlines():
-                if line.startswith((b'{"add"', b'{"remove"', b'{"domainMetadata"')):
-                    state.add(json.loads(line))
-    except FileNotFoundError as error:
-        raise DataError(f"the log of {uri} lacks entries, and has no checkpoint from then on: {error}") from error
-    return state
+            for action in _in_entry(uri, number, (b'{"add"', b'{"remove"', _DOMAIN)):
+                state.add(action)
+        return state
+
+    return _of_log(uri, version, read)
 
 
-def _checkpointed(path: Path, *, whole: bool) -> Iterator[Action]:
+def read_domains(uri: str, version: int, wanted: Collection[str]) -> LogState:
+    """As `read_state`, of these domains alone: mostly the newest entry has them, and no other is read."""
+
+    def read(begin: int, checkpoint: Sequence[Path]) -> LogState:
+        state = LogState()
+        missing = set(wanted)
+        number = version
+        while missing and number > begin:
+            for action in _in_entry(uri, number, (_DOMAIN,)):
+                if action["domainMetadata"]["domain"] in missing:
+                    missing.remove(action["domainMetadata"]["domain"])
+                    state.add(action)
+            number -= 1
+        for action in _checkpointed(checkpoint, []) if missing else ():
+            if action["domainMetadata"]["domain"] in missing:
+                state.add(action)
+        return state
+
+    return _of_log(uri, version, read)
+
+
+def _of_log(uri: str, version: int, read: Callable[[int, Sequence[Path]], LogState]) -> LogState:
+    """What is read of the log from its newest checkpoint on: again, if others have made a newer one and shortened the log."""
+    log = Path(uri, "_delta_log")
+    lacking: FileNotFoundError | None = None
+    for _ in range(LOG_ATTEMPTS):
+        begin, checkpoint = newest_checkpoint((file.name for file in log.iterdir()), version)
+        try:
+            return read(begin, [log / name for name in checkpoint])
+        except FileNotFoundError as error:
+            lacking = error
+    raise DataError(f"the log of {uri} lacks entries, and has no checkpoint from then on: {lacking}") from lacking
+
+
+def _in_entry(uri: str, version: int, beginnings: tuple[bytes, ...]) -> Iterator[Action]:
+    """The actions of an entry that begin so."""
+    lines = Path(uri, path_of(version)).read_bytes().splitlines()
+    return (json.loads(line) for line in lines if line.startswith(beginnings))
+
+
+def _checkpointed(files: Iterable[Path], leaves: Sequence[str]) -> Iterator[Action]:
+    """The domains of a checkpoint, and of its files these columns."""
     # Parquet's reader is slow to load, and not every process needs it.
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    file = pq.ParquetFile(path)
-    leaves = ["add"] if whole else [f"add.{name}" for name in ("path", "baseRowId", "defaultRowCommitVersion")]
-    for batch in file.iter_batches(columns=[*leaves, "domainMetadata"]):
-        for row in batch.to_pylist(maps_as_pydicts="strict"):
-            if (row.get("add") or {}).get("path") is not None:
-                yield {"add": {key: value for key, value in row["add"].items() if value is not None}}
-            elif (row.get("domainMetadata") or {}).get("domain") is not None:
-                yield {"domainMetadata": row["domainMetadata"]}
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches(columns=[*leaves, "domainMetadata"]):
+            for row in batch.to_pylist(maps_as_pydicts="strict"):
+                if (row.get("add") or {}).get("path") is not None:
+                    yield {"add": _as_in_entry(row["add"])}
+                elif (row.get("domainMetadata") or {}).get("domain") is not None:
+                    yield {"domainMetadata": row["domainMetadata"]}
+
+
+def _as_in_entry(file: Action) -> Action:
+    """The action of a file as an entry has it: with statistics as JSON, also where a checkpoint has them in columns alone."""
+    action = {key: value for key, value in file.items() if value is not None and not key.endswith("_parsed")}
+    if "stats" not in action and file.get("stats_parsed") is not None:
+        action["stats"] = json.dumps(_plain(file["stats_parsed"]), ensure_ascii=False)
+    return action
+
+
+def _plain(value: object) -> object:
+    """Statistics, or one of them, as JSON; None: Delta has no form for it that every reader takes."""
+    if isinstance(value, dict):
+        return {key: plain for key, item in value.items() if (plain := _plain(item)) is not None}
+    if isinstance(value, datetime):
+        utc = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return utc.isoformat(timespec="microseconds") + ("Z" if value.tzinfo is not None else "")
+    if isinstance(value, date):
+        return value.isoformat()
+    is_known = isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_known else None
 
 
 def completed(uri: str, version: int, asked: Asked, actions: Iterable[Action]) -> list[Action]:
@@ -241,7 +307,8 @@ def completed(uri: str, version: int, asked: Asked, actions: Iterable[Action]) -
     added = [action["add"] for action in complete if "add" in action]
     removed = [action["remove"] for action in complete if "remove" in action]
     if (asked.ids and (added or removed)) or (asked.clustered and added):
-        state = read_state(uri, version)
+        # Only what is removed is looked for among all files.
+        state = read_state(uri, version) if asked.ids and removed else read_domains(uri, version, _domains_of(asked))
         if asked.clustered:
             _require_statistics(uri, state.clustering_columns, added)
         if asked.ids:
@@ -254,6 +321,10 @@ def completed(uri: str, version: int, asked: Asked, actions: Iterable[Action]) -
     if asked.times:
         info[_TIME] = max(now_ms(), _time_of(uri, version) + 1)
     return complete
+
+
+def _domains_of(asked: Asked) -> list[str]:
+    return [name for name, is_asked in ((_ROW_TRACKING, asked.ids), (_CLUSTERING, asked.clustered)) if is_asked]
 
 
 def _require_statistics(uri: str, columns: Collection[str], added: Sequence[Action]) -> None:

@@ -21,25 +21,21 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.data.layout import DayWriter, RangeWriter, cut, days_of_files
 from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.rewriting import BATCH_ROWS, Rewriting, columns_in_files, folder_of, staged_together
 from game_events.lakehouse.data.staging import StagedFile, has_mark
 from game_events.lakehouse.maintenance import (
-    BATCH_ROWS,
     CLASS_FACTOR,
     GROUP_BYTES,
     LOOP_GOAL,
     SMALLEST_CLASS_BYTES,
     SPREAD_BYTES,
     OutdatedFile,
-    columns_in_files,
     day_column,
     first_groups,
-    folder_of,
     replace_files,
-    staged_together,
-    written_again,
 )
 from game_events.lakehouse.table_properties import STATISTICS_OF
-from game_events.lakehouse.tables import Table, add_actions
+from game_events.lakehouse.tables import Table, add_actions, paths_in
 
 #: Bytes of files that are cut into ranges of values together at least, and of each such file, about.
 CLUSTERED_BYTES, RANGE_BYTES = GROUP_BYTES // 2, 32 * 1024 * 1024
@@ -91,7 +87,7 @@ def _of_several_days(handle: DeltaTable, column: str) -> list[OutdatedFile]:
 
 
 def _files(actions: pa.Table) -> list[OutdatedFile]:
-    return list(map(OutdatedFile, actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()))
+    return list(map(OutdatedFile, paths_in(actions), actions.column("size_bytes").to_pylist()))
 
 
 def _unclustered(handle: DeltaTable, mark: str) -> Iterator[list[OutdatedFile]]:
@@ -129,26 +125,27 @@ def lay_out(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile], ord
     Raises as `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     replaced = list(group)
+    again = Rewriting(table, handle)
     divided = _by_range if table.file_layout.cluster else partial(_by_day, order=order)
-    files = staged_together(table, (partial(divided, table, handle, files) for files in _by_folder(replaced)))
+    files = staged_together(table, (divided(again, files) for files in _by_folder(replaced)))
     failpoints.reach("laid_out_staged", table.name)
     landed = replace_files(table, handle, [file.path for file in replaced], files, "layout")
     failpoints.reach("laid_out_committed", table.name)
     return landed
 
 
-def _by_day(table: Table, handle: DeltaTable, files: Sequence[OutdatedFile], order: Sequence[str]) -> list[StagedFile]:
+def _by_day(again: Rewriting, files: Sequence[OutdatedFile], order: Sequence[str]) -> list[StagedFile]:
     def make(table: Table, schema: pa.Schema, folder: str) -> DayWriter:
         return DayWriter(table, schema, folder=folder, own_rows=1)
 
-    return written_again(table, handle, [file.path for file in files], order, make)
+    return again.together([file.path for file in files], order, make)
 
 
-def _by_range(table: Table, handle: DeltaTable, files: Sequence[OutdatedFile]) -> list[StagedFile]:
-    columns = table.file_layout.cluster
+def _by_range(again: Rewriting, files: Sequence[OutdatedFile]) -> list[StagedFile]:
+    columns = again.table.file_layout.cluster
     paths = [file.path for file in files]
-    of_first = pa.schema([columns_in_files(handle).field(columns[0])])
-    read = (rows.column(0) for rows in read_parts(table, of_first, paths, BATCH_ROWS))
+    of_first = pa.schema([columns_in_files(again.handle).field(columns[0])])
+    read = (rows.column(0) for rows in read_parts(again.table, of_first, paths, BATCH_ROWS))
     sample = [values.take(pa.array(range(0, len(values), SAMPLED))) for values in read]
     values = pa.chunked_array(sample, of_first.field(0).type).combine_chunks()
     bounds = cut(values, max(1, sum(file.size for file in files) // RANGE_BYTES))
@@ -156,7 +153,7 @@ def _by_range(table: Table, handle: DeltaTable, files: Sequence[OutdatedFile]) -
     def make(table: Table, schema: pa.Schema, folder: str) -> RangeWriter:
         return RangeWriter(table, schema, folder, columns[0], bounds)
 
-    return written_again(table, handle, paths, columns, make)
+    return again.together(paths, columns, make)
 
 
 def without_statistics(table: Table, handle: DeltaTable) -> list[OutdatedFile]:

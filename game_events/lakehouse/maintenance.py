@@ -13,11 +13,9 @@ Deleted are files that no version needs any more (`commits/versions.py`), and or
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,27 +26,12 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
 from game_events.lakehouse.commits.versions import OldVersions
-from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, DayWriter, RangeWriter, days_of_files, has_days
-from game_events.lakehouse.data.row_ids import read_with_ids, row_ids
-from game_events.lakehouse.data.staging import (
-    StagedFile,
-    StagedWriter,
-    buffer_bytes,
-    discard,
-    file_system,
-    floating_columns,
-    has_mark,
-    is_current,
-)
+from game_events.lakehouse.data.layout import NO_DAY, ODD_DAY, days_of_files, has_days
+from game_events.lakehouse.data.rewriting import Rewriting, columns_in_files, staged_together
+from game_events.lakehouse.data.staging import StagedFile, file_system, floating_columns, has_mark, is_current
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.table_properties import STATISTICS_OF
-from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, files_of, paths
-
-#: Rows in memory at a time, besides the writer's row group.
-BATCH_ROWS = 16_384
-
-#: Bytes of rows that are sorted together: several row groups of most tables.
-SORTED_BYTES = 128 * 1024 * 1024
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Table, add_actions, paths, paths_in
 
 
 @dataclass(frozen=True)
@@ -79,6 +62,9 @@ CLASS_FACTOR = 8
 #: would get a tiny file with every maintenance.
 SPREAD_BYTES = 1024 * 1024
 
+#: Folder of the files with rows that other engines have changed (Delta's change data feed).
+CHANGES = "_change_data"
+
 #: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
 KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
@@ -104,13 +90,13 @@ def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]
     column = day_column(table, handle)
     days = days_of_files(actions, column) if column is not None else [NO_DAY] * actions.num_rows
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
-    for file, day in zip(actions.select(["path", "size_bytes", *bounds]).to_pylist(), days, strict=True):
+    for path, file, day in zip(paths_in(actions), actions.select(["size_bytes", *bounds]).to_pylist(), days, strict=True):
         # Those of several days are merged until they are worth to be divided.
         is_apart = day == ODD_DAY or (day is None and _is_full(goal) and file["size_bytes"] >= SPREAD_BYTES)
-        is_apart = is_apart or (bool(layout.cluster) and has_mark(file["path"], layout.mark))
+        is_apart = is_apart or (bool(layout.cluster) and has_mark(path, layout.mark))
         if file["size_bytes"] * 2 <= goal.bytes and not is_apart:
             size_class = 0 if _is_full(goal) and column is None else size_class_of(file["size_bytes"])
-            classes[size_class, day, *(file[name] for name in bounds)].append((file["path"], file["size_bytes"]))
+            classes[size_class, day, *(file[name] for name in bounds)].append((path, file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
 
 
@@ -168,78 +154,12 @@ def join_files(table: Table, handle: DeltaTable, group: list[str], order: Sequen
 def join_groups(table: Table, handle: DeltaTable, groups: Iterable[list[str]], order: Sequence[str] = ()) -> Landed:
     """As `join_files`, of several groups in one commit."""
     together = list(groups)
-    files = staged_together(table, (partial(written_again, table, handle, group, order) for group in together))
+    again = Rewriting(table, handle)
+    files = staged_together(table, (again.together(group, order) for group in together))
     failpoints.reach("joined_staged", table.name)
     landed = replace_files(table, handle, chain.from_iterable(together), files, "compaction")
     failpoints.reach("joined_committed", table.name)
     return landed
-
-
-def staged_together(table: Table, writes: Iterable[Callable[[], list[StagedFile]]]) -> list[StagedFile]:
-    """The files that several calls write; after an error of one there are none."""
-    files = list[StagedFile]()
-    try:
-        for write in writes:
-            files += write()
-    except BaseException:
-        discard(table, files)
-        raise
-    return files
-
-
-#: Makes the writer of files with these columns in a folder.
-MakeWriter = Callable[[Table, pa.Schema, str], "StagedWriter | DayWriter | RangeWriter"]
-
-
-def _plain_writer(table: Table, schema: pa.Schema, folder: str) -> StagedWriter:
-    return StagedWriter(table, schema, folder=folder)
-
-
-def written_again(
-    table: Table, handle: DeltaTable, paths: list[str], order: Sequence[str] = (), make: MakeWriter = _plain_writer
-) -> list[StagedFile]:
-    """The rows of files of one partition in new files of that."""
-    ids = row_ids(table, handle)
-    schema = columns_in_files(handle)
-    schema = schema if ids is None else pa.schema([*schema, *ids.fields])
-    writer = make(table, schema, folder_of(paths[0]))
-    try:
-        read = read_with_ids(table, schema, paths, BATCH_ROWS, ids)
-        for rows, size in _sorted(read, order) if order else ((rows, buffer_bytes(rows)) for rows in read):
-            writer.write(rows, size)
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-
-
-def columns_in_files(handle: DeltaTable) -> pa.Schema:
-    """The columns that a table's files have: not those of its partitions."""
-    partition = handle.metadata().partition_columns
-    return pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
-
-
-def folder_of(path: str) -> str:
-    """The folder of a file, with its slash: its partition."""
-    return path[: path.rfind("/") + 1]
-
-
-def _sorted(parts: Iterable[pa.Table], order: Sequence[str]) -> Iterator[tuple[pa.Table, int]]:
-    """The rows, sorted within windows of bounded size, some at a time, with their bytes."""
-    window: list[pa.Table] = []
-    size = 0
-    for rows in chain(parts, [None]):
-        if rows is not None:
-            window.append(rows)
-            size += buffer_bytes(rows)
-        if window and (rows is None or size >= SORTED_BYTES):
-            together = pa.concat_tables(window)
-            window = []
-            together = together.take(pc.sort_indices(together, [(name, "ascending") for name in order]))
-            for begin in range(0, together.num_rows, BATCH_ROWS):
-                part = together.slice(begin, BATCH_ROWS)
-                yield part, size * part.num_rows // together.num_rows
-            size = 0
 
 
 def replace_files(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
@@ -284,10 +204,10 @@ def outdated_files(handle: DeltaTable) -> list[OutdatedFile]:
     All of earlier releases in a table with floating-point columns; in another one those with bounds that have a character which
     such a release may have escaped.
     """
-    if all(is_current(unquote(file.path)) for file in files_of(handle)):
+    if all(map(is_current, paths(handle))):
         return []
     actions = add_actions(handle).sort_by("modification_time")
-    names = [unquote(path) for path in actions.column("path").to_pylist()]
+    names = paths_in(actions)
     old = [not is_current(name) for name in names]
     if not of_columns(handle, _has_floating):
         old = [is_old and is_wrong for is_old, is_wrong in zip(old, _escaped(actions), strict=True)]
@@ -337,7 +257,7 @@ def renew(table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> La
     Raises as `commit`, and LostFileError if a file cannot be read: nothing is changed.
     """
     paths = [file.path for file in group]
-    files = staged_together(table, (partial(written_again, table, handle, [path]) for path in paths))
+    files = Rewriting(table, handle).one_by_one(paths)
     failpoints.reach("renewed_staged", table.name)
     landed = replace_files(table, handle, paths, files, "renewal")
     failpoints.reach("renewed_committed", table.name)
@@ -353,6 +273,8 @@ def orphans(table: Table, older_than_s: float, versions: OldVersions, keep: Coll
     # First the listing, then the version: what is committed in between is in the version.
     partitioned = table.key == UNIFIED or table.by is not None
     listed = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
+    if not partitioned:
+        listed += system.get_file_info(pafs.FileSelector(f"{prefix}{CHANGES}", recursive=True, allow_not_found=True))
     handle = table.open()
     if handle is None:
         return {}

@@ -91,6 +91,11 @@ class DataFile:
     lowest_batch: int | None
     highest_batch: int | None
 
+    @property
+    def plain_path(self) -> str:
+        """The path as the file system has it."""
+        return unquote(self.path)
+
 
 @dataclass(frozen=True)
 class TableMetadata:
@@ -433,7 +438,7 @@ class OpenTable(DeltaTable):
         """Know transaction ids and files by those of the version before."""
         self._transactions = before._known_transactions() | dict(transactions)
         if not before._has_many_files:
-            self._remember_files((*(f for f in before.files() if unquote(f.path) not in removed), *added))
+            self._remember_files((*(f for f in before.files() if f.plain_path not in removed), *added))
 
 
 @lru_cache(256)
@@ -516,7 +521,7 @@ def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | N
             return identity_of(os.stat(f"{uri}/{path_of(version)}"))  # noqa: PTH116
         with store.open_input_file(path_of(version)) as source:
             first = source.read(_HEAD).partition(b"\n")[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a file may be in the table's place
         return None
     try:
         mark = json.loads(first).get("commitInfo", {}).get(COMMIT_ID)
@@ -532,6 +537,6 @@ def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
     try:
         # `get_file_info` would list the folder of that name, too.
         store.open_input_file(path_of(version)).close()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True

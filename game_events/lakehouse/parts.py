@@ -12,13 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.entries import newest_checkpoint
+from game_events.lakehouse.entries import LOG_ATTEMPTS, newest_checkpoint
 from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, data_files, read_add_actions
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Between a transaction id and the game in whose part it counts. Neither an id nor a game's name has one.
 SEPARATOR = "/"
-#: Times that the log is listed again if an entry is gone when it is read: whoever makes checkpoints deletes old entries.
-LOG_ATTEMPTS = 3
 
 
 def of_part(app: str, game: str) -> str:
@@ -106,7 +103,7 @@ class PartedTable(OpenTable):
         for game in new.keys() | {_game_of(path) for path in removed}:
             old = states.get(game, PartState())
             change = new.get(game, PartState())
-            kept = tuple(file for file in old.files if unquote(file.path) not in removed) if removed else old.files
+            kept = tuple(file for file in old.files if file.plain_path not in removed) if removed else old.files
             states[game] = PartState((*kept, *change.files), {**old.transactions, **change.transactions})
         self._states = states
         self._actions = self.restored = None

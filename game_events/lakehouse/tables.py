@@ -207,7 +207,12 @@ def files_of(handle: DeltaTable) -> tuple[DataFile, ...]:
 
 def paths(handle: DeltaTable) -> list[str]:
     """Paths of a version's files, below the table's folder."""
-    return [unquote(file.path) for file in files_of(handle)]
+    return [file.plain_path for file in files_of(handle)]
+
+
+def paths_in(actions: pa.Table) -> list[str]:
+    """The same of `add_actions`."""
+    return [unquote(path) for path in actions.column("path").to_pylist()]
 
 
 def names_of(handle: DeltaTable) -> frozenset[str]:

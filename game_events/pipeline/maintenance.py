@@ -15,6 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from game_events.config.file_layout import NO_LAYOUT
 from game_events.config.names import PROGRESS
@@ -22,9 +23,10 @@ from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.enabling import enable
+from game_events.lakehouse.commits.evolution import is_refusal
 from game_events.lakehouse.commits.group import for_games, guarded
 from game_events.lakehouse.commits.transactions import unchecked_restore
-from game_events.lakehouse.commits.versions import OldVersions, delete_files
+from game_events.lakehouse.commits.versions import OldVersions, delete_files, files_there
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.laying_out import (
     can_be_sorted,
@@ -68,9 +70,12 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableMaintenance
-from game_events.pipeline.retention.expire import expire
+from game_events.pipeline.retention.expire import count_expired, expire
+from game_events.pipeline.retention.files import Turn
 
 log = logging.getLogger(__name__)
+#: Attempts to set a table's properties and features beside concurrent commits.
+ATTEMPTS = 5
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
 #: A log with more entries gets a checkpoint, so that older entries can be deleted.
@@ -171,13 +176,14 @@ class IncrementalMaintenance:
         table = self.lakehouse.table(name)
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
-        versions = self._versions.setdefault(name, OldVersions(table))
         thins_out = self._checked_at[name] - self._thinned_at.get(name, float("-inf")) >= self._thin_out_s
 
         def work(table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
             handle = _tidy(table, handle, LOOP_GOAL, done)
             if thins_out:
-                _thin_out(versions, handle, done)
+                if name not in self._versions:
+                    self._versions[name] = OldVersions(table)
+                _thin_out(self._versions[name], handle, done)
                 self._thinned_at[name] = self._checked_at[name]
 
         done = _maintained(table, work)
@@ -217,10 +223,7 @@ def _tidy(
 
     `lakehouse`: the table's, to renew outdated files and to sort silver's rows, too. `layout`: as of `maintain`.
     """
-    if table.retention.apply(table.key, handle, _properties(table, handle)):
-        handle = table.open() or handle
-    if isinstance(handle, OpenTable) and enable(table, handle):
-        handle = table.open() or handle
+    handle = _as_set(table, handle)
     order = _order_of(table, handle, lakehouse) if lakehouse is not None else ()
     if table.file_layout != NO_LAYOUT:
         handle = _laid_out(table, handle, order, done, in_loop=lakehouse is None, all_files=layout)
@@ -241,6 +244,29 @@ def _thin_out(versions: OldVersions, handle: DeltaTable, done: TableMaintenance)
     """Thin out a table's older versions, and delete the files that none needs any more."""
     done.replaced += versions.thin_out(handle)
     done.waiting = versions.waiting
+
+
+def _as_set(table: Table, handle: DeltaTable) -> DeltaTable:
+    """The version with the properties and features of the settings; after a concurrent commit it is tried again.
+
+    Raises:
+        ConflictError: concurrent commits were always first.
+        CommitFailedError: delta-rs refuses the change.
+    """
+    refused: CommitFailedError | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            if table.retention.apply(table.key, handle, _properties(table, handle)):
+                handle = table.open() or handle
+            if isinstance(handle, OpenTable) and enable(table, handle):
+                handle = table.open() or handle
+            return handle
+        except CommitFailedError as error:
+            now = table.open()
+            if now is None or not is_refusal(error, handle, now):
+                raise
+            refused, handle = error, now
+    raise ConflictError(f"{table.name}: its properties stay as they are: concurrent runs commit first ({refused})")
 
 
 def _properties(table: Table, handle: DeltaTable) -> dict[str, str]:
@@ -349,7 +375,8 @@ def is_ours(pipeline: Pipeline, name: str) -> bool:
 
 
 def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
-    handle = _without_older_rows(pipeline, table, handle, done)
+    if (days := pipeline.settings.row_retention) is not None:
+        handle = expire(pipeline, days, table, handle, done)
     handle = _tidy(table, handle, FULL_GOAL, done, pipeline.lakehouse, layout=layout)
     versions = OldVersions(table)
     _thin_out(versions, handle, done)
@@ -364,21 +391,12 @@ def _work(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, do
 
 def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
-    _without_older_rows(pipeline, table, handle, done, dry_run=True)
-    spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
-    done.laid_out = count(spread if layout else first_of(spread, MOST_BYTES))
-    done.spread = count(spread) - done.laid_out
-    groups = _groups_of(table, handle, FULL_GOAL)
-    done.joined = sum(len(group) for group in groups)
-    done.into = len(groups)
-    merged = {path for group in groups for path in group} | {file.path for group in spread for file in group}
-    outdated = [file for file in outdated_files(handle) if file.path not in merged]
-    done.renewed = sum(map(len, first_groups(outdated)))
-    done.outdated = len(outdated) - done.renewed
-    done.renewed += sum(file.path not in merged for file in without_statistics(table, handle)) if layout else 0
+    days = pipeline.settings.row_retention
+    turn = Turn(0) if days is None else count_expired(pipeline, days, table, handle, done)
+    _count_written(table, handle, turn, done, layout=layout)
     versions = OldVersions(table)
     todo = versions.plan(handle)
-    done.replaced = len(todo.files)
+    done.replaced = files_there(table, todo.files)
     done.waiting = todo.waiting
     done.files = len(paths(handle))
     orphans = _orphans(pipeline, table, versions, dry_run=True)
@@ -386,14 +404,25 @@ def _count(pipeline: Pipeline, layout: bool, table: Table, handle: DeltaTable, d
     done.orphan_bytes = sum(orphans.values())
 
 
-def _without_older_rows(
-    pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
-) -> DeltaTable:
-    """Remove rows by age, if any of the table have a limit; returns the newest version."""
-    days = pipeline.settings.row_retention
-    if days is None:
-        return handle
-    return expire(pipeline, days, table, handle, done, dry_run=dry_run)
+def _count_written(table: Table, handle: DeltaTable, turn: Turn, done: TableMaintenance, *, layout: bool) -> None:
+    """Count the files that would be written again, each by the first step that does it; `turn`: the one before these."""
+    gone = turn.whole
+    spread = not_laid_out(table, handle, few=layout) if table.file_layout != NO_LAYOUT else []
+    spread = [left for group in spread if (left := [file for file in group if file.path not in gone])]
+    chosen = spread if layout else first_of(spread, MOST_BYTES)
+    done.laid_out = count(chosen)
+    done.spread = count(spread) - done.laid_out
+    gone = gone | {file.path for group in chosen for file in group}
+    small = [[path for path in group if path not in gone] for group in _groups_of(table, handle, FULL_GOAL)]
+    groups = [group for group in small if len(group) >= FULL_GOAL.files]
+    done.joined = sum(map(len, groups))
+    done.into = len(groups)
+    written = gone | turn.changed | {path for group in groups for path in group}
+    outdated = [file for file in outdated_files(handle) if file.path not in written]
+    renewed = {file.path for group in first_groups(outdated) for file in group}
+    done.outdated = len(outdated) - len(renewed)
+    lacking = without_statistics(table, handle) if layout else []
+    done.renewed = len(renewed | {file.path for file in lacking if file.path not in written})
 
 
 def _orphans(pipeline: Pipeline, table: Table, versions: OldVersions, *, dry_run: bool) -> dict[str, int]:

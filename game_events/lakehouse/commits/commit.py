@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
@@ -257,7 +256,7 @@ def _removed(plan: Commit, handle: DeltaTable) -> dict[str, int | None]:
     """Path -> bytes of the files that a plan removes from a version."""
     if not (plan.replace or plan.rewritten):
         return {}
-    sizes = {unquote(file.path): file.size for file in files_of(handle)}
+    sizes = {file.plain_path: file.size for file in files_of(handle)}
     return dict(sizes) if plan.replace else {path: sizes.get(path) for path in sorted(plan.rewritten)}
 
 

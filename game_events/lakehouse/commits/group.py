@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from statistics import median
 from typing import TypeVar, cast
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -249,7 +248,7 @@ def _moved(plan: Commit, state: PartState) -> dict[str, int]:
 def _replaced(plan: Commit, state: PartState) -> set[str]:
     """Paths of the part's files if its plan replaces them all."""
     if plan.replace or not state.transactions:  # files of no part are leftovers
-        return {unquote(file.path) for file in state.files}
+        return {file.plain_path for file in state.files}
     return set()
 
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -232,7 +231,7 @@ def _all_actions(handle: OpenTable, changes: Changes) -> list[dict[str, Any]]:
         raise CommitFailedError(f"{handle.uri} has table features that delta-rs does not write, and odd paths, or numbers")
     if changes.columns is None:
         return list(_actions(changes, _WRITE))
-    everything = {unquote(file.path): file.size for file in handle.files()}
+    everything = {file.plain_path: file.size for file in handle.files()}
     commit, *others = _actions(replace(changes, removed=everything, columns=None), _WRITE)
     alter = handle.alter
     if not isinstance(alter, OwnAlterer):

@@ -7,7 +7,7 @@ are deleted. A file goes with the last part of the log that names it: nothing el
 Order of work: checkpoints of what stays, files of what goes, then its entries, the newest first. Killed anywhere, all versions
 that should stay can be read, and the next maintenance finds the same things to do.
 
-Source: Delta Lake protocol, "Checkpoints", "Action Reconciliation", "Metadata Cleanup".
+Source: Delta Lake protocol, "Checkpoints", "Action Reconciliation", "Metadata Cleanup", "Add CDC File".
 """
 
 import json
@@ -15,6 +15,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from game_events.errors import ConflictError
+from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.log import CHECKPOINT, FOLDER, SOURCES, TableLog, version_of
 from game_events.lakehouse.commits.transactions import Txn
@@ -57,13 +58,16 @@ _COLONS = 3
 #: Times that the log is listed again if something of it is gone when it is read: other maintenance is at work.
 ATTEMPTS = 3
 
+#: Parts of a log in an object store that are read at a time: each is an answer to wait for.
+READ_AT_ONCE = 16
+
 
 @dataclass(frozen=True)
 class Named:
     """What an entry adds, or a checkpoint has.
 
     Attributes:
-        paths: of files, below the table's folder.
+        paths: of files, below the table's folder; of an entry also those with the changed rows (Delta's change data feed).
         marks: of erasures: id -> value.
         names_topics: the entry names the topics that bronze was read from.
     """
@@ -122,6 +126,10 @@ class LogFiles:
     def begins(self, version: int) -> bool:
         """Whether a version's files are known by its checkpoint alone, as the entry before it is gone."""
         return version in self.based and version - 1 not in self.entries
+
+
+#: Version -> its marks of erasures (`Named.marks`).
+Marks = Mapping[int, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,12 @@ class OldVersions:
 
     def _keep(self, version: int) -> None:
         """Give a version a checkpoint, which is on the disk before anything else of that version goes."""
-        DeltaTable(self.table.uri, version, self.table.options).create_checkpoint()
+        try:
+            DeltaTable(self.table.uri, version, self.table.options).create_checkpoint()
+        except DeltaError as error:
+            if self._log.has(version):
+                raise
+            raise ConflictError(f"{self.table.name}: version {version} is gone: other maintenance is at work") from error
         if self.table.is_local:
             with Path(self.table.uri, FOLDER, f"{version:020}{CHECKPOINT}").open("rb") as written:
                 os.fsync(written.fileno())
@@ -197,6 +210,7 @@ class OldVersions:
         """What `thin_out` would do now."""
         for _ in range(ATTEMPTS):
             listed = LogFiles.of(self._log)
+            self._read_together(listed)
             try:
                 return self._plan(listed, handle)
             except FileNotFoundError:
@@ -207,6 +221,7 @@ class OldVersions:
         """Paths of the files that a version, and any in the log up to the `last`, needs. Raises as `thin_out`."""
         for _ in range(ATTEMPTS):
             listed = LogFiles.of(self._log)
+            self._read_together(listed)
             versions = {version for version in self._whole(listed) if last is None or version <= last}
             with suppress(FileNotFoundError):
                 return self._named_by(listed, versions, listed.entries) | set(paths(handle))
@@ -216,7 +231,8 @@ class OldVersions:
         self._forget(listed)
         newest = handle.version()
         self.entries = sum(version > max(listed.based, default=-1) for version in listed.entries)
-        keep, below = self._kept(listed, newest)
+        marks = self._marks(listed)
+        keep, below = self._kept(listed, newest, marks)
         note = self._naming_topics(listed)
         gone = [info for info in listed.all if version_of(info) < below and version_of(info) not in keep and not note(info)]
         going = {v for v in self._whole(listed) if v < below and v not in keep}
@@ -227,10 +243,11 @@ class OldVersions:
         since = time.time() - self.table.retention.every_s
         # The newest first: what a kill leaves can be read.
         log = (*(info for info in listed.unfinished if _time(info) < since), *reversed(gone))
-        new += self._later_begin(listed, newest)
+        new += [version for version in self._later_begin(listed, newest, marks) if version not in new]
+        live |= self._entry(listed, newest).paths if newest in listed.entries else set()
         return Thinning(tuple(new), tuple(sorted(files)), log, len(named - live))
 
-    def _kept(self, listed: LogFiles, newest: int) -> tuple[set[int], int]:
+    def _kept(self, listed: LogFiles, newest: int, marks: Marks) -> tuple[set[int], int]:
         """Versions of which entries and checkpoints stay, and the version below which others go."""
         now = time.time()
         every_s, kept_s = self.table.retention.every_s, self.table.retention.seconds(self.table.key)
@@ -240,7 +257,7 @@ class OldVersions:
         made = {version: at for version, at in listed.entries.items() if version <= begin}
         wanted = promised(made, now, every_s, kept_s) & whole
         # Nothing of people who were erased is kept longer than a reader may need it.
-        erased = {version for version in self._before_erasure(listed, newest) & whole if version < begin}
+        erased = {version for version in whole if version < begin and _is_before_erasure(version, newest, marks)}
         if erased or sum(version < begin for version in whole - wanted) > self.few:
             return recent | (wanted - erased), begin
         expired = self._begin(listed, listed.newest_at(now - max(every_s, kept_s)), now - every_s)
@@ -252,8 +269,9 @@ class OldVersions:
 
     def _naming_topics(self, listed: LogFiles) -> Callable[[pafs.FileInfo], bool]:
         """Whether a file is the last entry that names bronze's topics: it stays as a note, though its version goes."""
-        last = max((v for v in listed.entries if self._entry(listed, v).names_topics), default=-1)
-        return lambda info: self.table.key == BRONZE and str(info.base_name) == f"{last:020}.json"
+        newest_first = sorted(listed.entries, reverse=True) if self.table.key == BRONZE else ()
+        last = next((v for v in newest_first if self._entry(listed, v).names_topics), -1)
+        return lambda info: str(info.base_name) == f"{last:020}.json"
 
     def _begin(self, listed: LogFiles, last: int, before: float) -> int:
         """The newest checkpoint up to a version that was written before a time; 0: there is none.
@@ -263,34 +281,38 @@ class OldVersions:
         written = listed.checkpoints.items()
         return max((v for v, at in written if at < before and v <= last and v in listed.entries), default=0)
 
-    def _later_begin(self, listed: LogFiles, newest: int) -> list[int]:
+    def _later_begin(self, listed: LogFiles, newest: int, marks: Marks) -> list[int]:
         """Version that needs a checkpoint, so that what is before it can go when nobody begins with that any more."""
-        marks = self._marks(listed)
         if marks.get(newest, {}) != marks.get(max(listed.based, default=-1), {}):
             return [newest]  # people were erased since
         kept_s = max(self.table.retention.every_s, self.table.retention.seconds(self.table.key))
         now = time.time()
-        last = listed.newest_at(now - kept_s)
-        begin = max((version for version in listed.based if version <= last), default=min(listed.entries, default=0))
+        # Of a version that is a note alone nobody knows the files.
+        readable = listed.readable()
+        last = max((version for version in readable if version <= listed.newest_at(now - kept_s)), default=-1)
+        begin = max((version for version in listed.based if version <= last), default=min(readable, default=0))
         # Not at once: a version that expires each hour would have a checkpoint made each hour.
-        return [last] if listed.newest_at(now - kept_s * OVERDUE) > begin else []
+        return [last] if min(last, listed.newest_at(now - kept_s * OVERDUE)) > begin else []
 
-    def _before_erasure(self, listed: LogFiles, newest: int) -> set[int]:
-        """Versions with other marks of erasures than the newest one: rows of theirs were erased since."""
-        marks = self._marks(listed)
-        return {version for version, held in marks.items() if held != marks[newest]} if newest in marks else set()
-
-    def _marks(self, listed: LogFiles) -> dict[int, dict[str, int]]:
+    def _marks(self, listed: LogFiles) -> Marks:
         """Version -> its marks of erasures."""
-        marks: dict[str, int] = {}
-        by_version: dict[int, dict[str, int]] = {}
-        for version in listed.entries:
+        marks: Mapping[str, int] = {}
+        by_version: dict[int, Mapping[str, int]] = {}
+        for version in sorted(listed.entries.keys() | listed.based):
             if listed.begins(version):
-                marks = dict(self._checkpoint(listed, version).marks)
-            new = self._entry(listed, version).marks
+                marks = self._marks_at(listed, version)
+            new = self._entry(listed, version).marks if version in listed.entries else {}
             marks = {**marks, **new} if new else marks
             by_version[version] = marks
         return by_version
+
+    def _marks_at(self, listed: LogFiles, version: int) -> Mapping[str, int]:
+        """Those of a version with a checkpoint."""
+        if version in listed.checkpoints:
+            return self._checkpoint(listed, version).marks
+        with suppress(DataError):  # in a form that only delta-rs reads
+            return dict(_marks_in(self._log.transactions(version).items()))
+        return {}
 
     def _named_by(self, listed: LogFiles, versions: Collection[int], entries: Collection[int]) -> set[str]:
         """Paths of files that versions add, and of all that those have whose version before is not among these entries."""
@@ -319,6 +341,20 @@ class OldVersions:
             with self._log.opened(name) as source:
                 self._known[key] = (_in_checkpoint if name.endswith(CHECKPOINT) else _in_entry)(source)
         return self._known[key]
+
+    def _read_together(self, listed: LogFiles) -> None:
+        """Read what is not known of a log in an object store: one part after the other would take a minute for a thousand."""
+        if self.table.is_local:
+            return
+        parts = [(f"{version:020}.json", made) for version, made in listed.entries.items()]
+        parts += [(f"{v:020}{CHECKPOINT}", at) for v, at in listed.checkpoints.items() if v - 1 not in listed.entries]
+
+        def read(part: tuple[str, float]) -> None:
+            with suppress(FileNotFoundError):  # whoever needs it says so
+                self._read(*part)
+
+        with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+            list(pool.map(read, [part for part in parts if part not in self._known]))
 
     def _forget(self, listed: LogFiles) -> None:
         """Forget what the log does not have any more."""
@@ -368,10 +404,22 @@ def delete_files(table: Table, names: Iterable[str], removed_s: float) -> int:
     return deleted
 
 
+def files_there(table: Table, names: Collection[str]) -> int:
+    """How many of these files of a table `delete_files` would find: a maintenance that was killed may have deleted some."""
+    system, prefix = file_system(table)
+    found = system.get_file_info([prefix + name for name in names]) if names else []
+    return sum(info.type == pafs.FileType.File for info in found)
+
+
+def _is_before_erasure(version: int, newest: int, marks: Marks) -> bool:
+    """Whether a version has other marks of erasures than the newest one: rows of its were erased since."""
+    return newest in marks and marks.get(version, {}) != marks[newest]
+
+
 def _in_entry(source: pa.NativeFile) -> Named:
     lines = source.read().splitlines()
-    actions = [json.loads(line) for line in lines if b'"add"' in line or b'"txn"' in line]
-    added = (action["add"]["path"] for action in actions if "add" in action)
+    actions = [json.loads(line) for line in lines if any(kind in line for kind in (b'"add"', b'"cdc"', b'"txn"'))]
+    added = (action[kind]["path"] for action in actions for kind in ("add", "cdc") if kind in action)
     ids = ((action["txn"]["appId"], int(action["txn"]["version"])) for action in actions if "txn" in action)
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line and SOURCES.encode() in line)
     return Named(_below(added), dict(_marks_in(ids)), any(SOURCES in info for info in infos if info is not None))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +56,7 @@ class FileSelection:
     @property
     def paths(self) -> list[str]:
         """Paths of the files below the table's folder."""
-        return [unquote(file.path) for file in self.data]
+        return [file.plain_path for file in self.data]
 
     @property
     def rows(self) -> int:
@@ -209,6 +208,21 @@ def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema, partition: Mappi
     own |= dict(zip(batch.schema.names, batch.columns, strict=True))
     arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(count, f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def without_views(rows: pa.Table) -> pa.Table:
+    """Rows of a file in types that can be filtered: delta-rs writes texts and bytes as views, as which Arrow reads them."""
+    return rows.cast(pa.schema([f.with_type(_without_views(f.type)) for f in rows.schema], rows.schema.metadata))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_without_views(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    return pa.string() if pa.types.is_string_view(kind) else pa.binary() if pa.types.is_binary_view(kind) else kind
 
 
 @dataclass(frozen=True)

@@ -434,6 +434,7 @@ STATISTICS_CHARS = 64
 #: In the name of each file with statistics as this module describes them. Copies have the name of their file at the end.
 _FORM = "v2"
 _CURRENT = re.compile(rf"\.{_FORM}\.\w+\.parquet")
+_MARK = re.compile(rf"\.(\w+)\.{_FORM}\.")
 
 
 def new_name(codec: str, mark: str = "") -> str:
@@ -444,6 +445,12 @@ def new_name(codec: str, mark: str = "") -> str:
 def has_mark(path: str, mark: str) -> bool:
     """Whether a file's name has a word."""
     return f".{mark}.{_FORM}." in PurePosixPath(path).name
+
+
+def mark_of(path: str) -> str:
+    """The word in a file's name that `has_mark` finds; empty: there is none."""
+    found = _MARK.search(PurePosixPath(path).name)
+    return "" if found is None else found[1]
 
 
 def _exact_columns(schema: pa.Schema, floating: frozenset[str]) -> list[str] | bool:

@@ -136,7 +136,19 @@ def expire(
     pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, done: TableMaintenance, *, dry_run: bool = False
 ) -> DeltaTable:
     """Remove a table's older rows and raw values, or count them; returns its newest version."""
-    turn = Turn(round(time.time() * 1_000_000), dry_run)
+    return _expired(pipeline, days, table, handle, Turn(round(time.time() * 1_000_000), dry_run), done)
+
+
+def count_expired(pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, done: TableMaintenance) -> Turn:
+    """Count what `expire` would remove; returns also which files."""
+    turn = Turn(round(time.time() * 1_000_000), dry_run=True)
+    _expired(pipeline, days, table, handle, turn, done)
+    return turn
+
+
+def _expired(
+    pipeline: Pipeline, days: RetentionDays, table: Table, handle: DeltaTable, turn: Turn, done: TableMaintenance
+) -> DeltaTable:
     handle = _without_rows(pipeline, days, table, handle, turn, done)
     if table.key == BRONZE and days.has("raw") and not done.skipped:
         handle = drop_raw_values(pipeline, days, handle, turn, done)
@@ -161,6 +173,9 @@ def _without_rows(
     if turn.dry_run:
         for plan, found in planned:
             _add(plan, found, done)
+            turn.changed.update(found.mixed)
+            turn.whole |= found.paths - turn.changed
+            turn.stays, turn.columns = plan.without_old, frozenset(_narrow(plan).names)
     if turn.dry_run or not planned:
         return handle
     # Until they are committed.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from urllib.parse import unquote
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import LostFileError
-from game_events.lakehouse.data.reading import read_parts
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
-from game_events.lakehouse.maintenance import BATCH_ROWS, MOST_BYTES
+from game_events.lakehouse.data.rewriting import Change, Rewriting
+from game_events.lakehouse.data.staging import StagedFile, discard
+from game_events.lakehouse.maintenance import MOST_BYTES
 from game_events.lakehouse.open_table import data_files
 from game_events.lakehouse.tables import Table, add_actions
 from game_events.pipeline.retention.ages import Ages, nulls_in
@@ -27,11 +25,17 @@ class Turn:
         now_us: the time that ages are counted from, in microseconds since 1970.
         dry_run: it only counts.
         written: bytes of the files that it writes again: at most `MOST_BYTES`, or one larger file.
+        whole: in a dry run, paths of files of which all rows would be gone; `changed`: of those that would be written again.
+        stays: some rows of these -> those that would stay, by some `columns`.
     """
 
     now_us: int
     dry_run: bool = False
     written: int = 0
+    whole: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    stays: Change | None = None
+    columns: frozenset[str] = frozenset()
 
     def takes(self, size: int) -> bool:
         """Whether there is room for another file of that size; it is taken."""
@@ -69,11 +73,11 @@ def candidates(handle: DeltaTable, ages: Ages, nulls_of: str = "") -> Iterator[F
         if first[number] < latest[number]:
             file = files[number]
             is_old = bool(last[number] < earliest[number])
-            yield File(unquote(file.path), file.rows or 0, file.size, is_old, file.highest_batch, int(nulls[number]))
+            yield File(file.plain_path, file.rows or 0, file.size, is_old, file.highest_batch, int(nulls[number]))
 
 
 def rewritten(
-    table: Table, handle: DeltaTable, paths: Iterable[str], change: Callable[[pa.Table], pa.Table]
+    table: Table, handle: DeltaTable, paths: Iterable[str], change: Change
 ) -> tuple[list[StagedFile], dict[str, str]]:
     """The rows of files, changed, in their order, in new files of their partitions; after an error there are none.
 
@@ -81,26 +85,14 @@ def rewritten(
     """
     files: list[StagedFile] = []
     lost: dict[str, str] = {}
+    again = Rewriting(table, handle)
     try:
         for path in paths:
             try:
-                files += _rewritten(table, handle, path, change)
+                files += again.one_by_one([path], change)
             except LostFileError as error:
                 lost[path] = str(error)
     except BaseException:
         discard(table, files)
         raise
     return files, lost
-
-
-def _rewritten(table: Table, handle: DeltaTable, path: str, change: Callable[[pa.Table], pa.Table]) -> list[StagedFile]:
-    partition = handle.metadata().partition_columns
-    schema = pa.schema([item for item in pa.schema(handle.schema()) if item.name not in partition])
-    writer = StagedWriter(table, schema, folder=path[: path.rfind("/") + 1])
-    try:
-        for rows in read_parts(table, schema, [path], BATCH_ROWS):
-            writer.write(change(rows))
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise

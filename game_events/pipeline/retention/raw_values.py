@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import EXPIRED_INFO, MAINTENANCE_INFO, Txn, counter, txns
 from game_events.lakehouse.data.columns import MESSAGE_TYPE
 from game_events.lakehouse.data.reading import read_parts
-from game_events.lakehouse.maintenance import BATCH_ROWS
+from game_events.lakehouse.data.rewriting import BATCH_ROWS
 from game_events.lakehouse.tables import Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.result import TableMaintenance
@@ -55,6 +56,7 @@ def drop_raw_values(
     done.error = found.lost or done.error
     if turn.dry_run or not found.files:
         done.raw_values = found.values
+        turn.changed.update(found.files)
         return bronze
     try:
         table.writable(bronze, replaced=True)
@@ -73,8 +75,10 @@ def _find(table: Table, bronze: DeltaTable, ages: Ages, turn: Turn) -> OldValues
     """The files to write again, the oldest first."""
     found = OldValues()
     for file in candidates(bronze, ages, RAW):
+        if file.path in turn.whole or file.nulls == file.rows:
+            continue
         try:
-            values, is_overdue = _values_in(table, bronze, ages, file) if file.nulls != file.rows else (0, False)
+            values, is_overdue = _values_in(table, bronze, ages, turn, file)
         except LostFileError as error:
             found.lost = str(error)
             continue
@@ -83,17 +87,18 @@ def _find(table: Table, bronze: DeltaTable, ages: Ages, turn: Turn) -> OldValues
     return found
 
 
-def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File) -> tuple[int, bool]:
+def _values_in(table: Table, bronze: DeltaTable, ages: Ages, turn: Turn, file: File) -> tuple[int, bool]:
     """How many raw values of a file are too old, and whether one of them is so by a day; mostly its raw values are not read."""
     older = overdue = 0
-    for time_us, limit_us, _ in _rows_of(table, bronze, ages, file, ages.columns()):
+    rows_of = partial(_rows_of, table, bronze, ages, turn, file)
+    for time_us, limit_us, _ in rows_of(ages.columns()):
         older += int((time_us < limit_us).sum())
         overdue += int(((time_us < limit_us) & (time_us < limit_us - DAY_US)).sum())
     if not overdue or file.nulls == 0:
         return older, overdue > 0
     values = 0
     is_overdue = False
-    for time_us, limit_us, rows in _rows_of(table, bronze, ages, file, [*ages.columns(), RAW]):
+    for time_us, limit_us, rows in rows_of([*ages.columns(), RAW]):
         goes = (time_us < limit_us) & np.asarray(pc.is_valid(rows.column(RAW)).to_numpy())
         values += int(goes.sum())
         is_overdue |= bool((goes & (time_us < limit_us - DAY_US)).any())
@@ -101,11 +106,14 @@ def _values_in(table: Table, bronze: DeltaTable, ages: Ages, file: File) -> tupl
 
 
 def _rows_of(
-    table: Table, bronze: DeltaTable, ages: Ages, file: File, columns: list[str]
+    table: Table, bronze: DeltaTable, ages: Ages, turn: Turn, file: File, columns: list[str]
 ) -> Iterator[tuple[Numbers, Numbers, pa.Table]]:
-    schema = pa.schema([item for item in pa.schema(bronze.schema()) if item.name in columns])
+    stays = turn.stays if file.path in turn.changed else None
+    wanted = {*columns, *(turn.columns if stays is not None else ())}
+    schema = pa.schema([item for item in pa.schema(bronze.schema()) if item.name in wanted])
     for rows in read_parts(table, schema, [file.path], BATCH_ROWS if RAW in columns else None):
-        yield (*ages.time_and_limit(rows), rows)
+        left = rows if stays is None else stays(rows)
+        yield (*ages.time_and_limit(left), left)
 
 
 def _plan(pipeline: Pipeline, table: Table, bronze: DeltaTable, ages: Ages, found: OldValues) -> Commit | None:

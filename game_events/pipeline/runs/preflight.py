@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -512,7 +511,7 @@ def _newest_values(pipeline: Pipeline, bronze: DeltaTable, column: str) -> Count
     files = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
     schema = pa.schema([pa.schema(bronze.schema()).field(column)])
     counted = Counter[object]()
-    for part in read_parts(pipeline.bronze, schema, [unquote(file.path) for file in files]):
+    for part in read_parts(pipeline.bronze, schema, [file.plain_path for file in files]):
         counted += _counts(part[column])
         if counted.total() >= NEWEST_ROWS:
             break

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -131,7 +130,7 @@ def _texts(values: pa.ChunkedArray) -> list[str | None]:
 def _newest_rows(pipeline: Pipeline, bronze: DeltaTable) -> pa.RecordBatch:
     """The first rows with a raw value of bronze's newest file; none if it has no such row."""
     files = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)[:1]
-    paths = [unquote(file.path) for file in files]
+    paths = [file.plain_path for file in files]
     columns = own_columns(OWN_COLUMNS, sourced=is_sourced(bronze))
     parts = list(islice(read_parts(pipeline.bronze, columns, paths, batch_rows=TRIED_ROWS), 1))
     rows = pa.concat_tables([columns.empty_table(), *parts])

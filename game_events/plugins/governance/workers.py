@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 
 from game_events.decoding.frame import PREFIXES, Rows
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS, SOURCE, places
-from game_events.lakehouse.data.row_ids import row_ids
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
+from game_events.lakehouse.data.reading import without_views
+from game_events.lakehouse.data.rewriting import Rewriting, folder_of
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, mark_of, partition_of
 from game_events.lakehouse.tables import BRONZE, EXPORT_FAILED_CALLS, QUARANTINE, Layer, Table, is_person, is_silver
 from game_events.workers.decode import Mask, OpenRecordFilter, RecordFilter
 from game_events.workers.job import WorkerJob
@@ -471,6 +472,8 @@ class EraseTask(WorkerJob[ScannedFiles]):
     people: PeopleToErase
     rewrite: bool
     old: bool = False
+    #: Table -> its newest version; the log is read once for all files of a task.
+    _versions: dict[str, Rewriting | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> ScannedFiles:
         """Scan the files."""
@@ -493,17 +496,23 @@ class EraseTask(WorkerJob[ScannedFiles]):
         parts = [part for _, part in groups]
         answers: list[Mask] = []
         if name == EXPORT_FAILED_CALLS and masks:  # a call's rows may be in several groups
-            answered = self.people.answered(file.read(["key", ANSWER]), np.concatenate(masks))
+            answered = self.people.answered(without_views(file.read(["key", ANSWER])), np.concatenate(masks))
             answers = np.split(answered, np.cumsum([len(mask) for mask in masks])[:-1])
         scanned = replace(_joined(name, path, parts), answers=sum(int(mask.sum()) for mask in answers))
         if not (self.rewrite and scanned.matches):
             return scanned
-        return replace(scanned, files=_copied(self.tables[name], path, file, masks, answers))
+        return replace(scanned, files=_copied(self.tables[name], self._version(name), path, file, masks, answers))
+
+    def _version(self, name: str) -> Rewriting | None:
+        if name not in self._versions:
+            handle = self.tables[name].open_to_read()
+            self._versions[name] = None if handle is None else Rewriting(self.tables[name], handle)
+        return self._versions[name]
 
     def _scan_group(self, name: str, path: str, file: pq.ParquetFile, group: int) -> tuple[Mask, ScannedFile]:
         """Mask of the people's rows in a row group, and what a file has that is only this group."""
         people = self.people
-        rows = file.read_row_group(group, people.columns(name, file.schema_arrow.names))
+        rows = without_views(file.read_row_group(group, people.columns(name, file.schema_arrow.names)))
         if is_silver(name) and people.entity not in rows.column_names:
             game = partition_of(path).get(people.entity)
             rows = rows.append_column(people.entity, pa.repeat(pa.scalar(game, pa.string()), rows.num_rows))
@@ -512,7 +521,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
         unsearchable = 0
         if name == BRONZE and (nameless := people.nameless(rows)).any():
             # Only where needed: the bytes are most of the file.
-            traced = people.traced(file.read_row_group(group, list(BYTES)), nameless)
+            traced = people.traced(without_views(file.read_row_group(group, list(BYTES))), nameless)
             by_bytes = self._records(name, rows.filter(pa.array(traced)))
             unsearchable = int((nameless & ~traced).sum())
             mask |= traced
@@ -534,15 +543,21 @@ class EraseTask(WorkerJob[ScannedFiles]):
         return pa.Table.from_arrays(arrays, schema=RECORDS)
 
 
-def _copied(table: Table, path: str, file: pq.ParquetFile, masks: Sequence[Mask], answers: Sequence[Mask]) -> list[StagedFile]:
+def _copied(
+    table: Table,
+    version: Rewriting | None,
+    path: str,
+    file: pq.ParquetFile,
+    masks: Sequence[Mask],
+    answers: Sequence[Mask],
+) -> list[StagedFile]:
     """Stage a file's remaining rows, in the table's types: another engine's file may have others (INT96 times)."""
-    handle = table.open_to_read()
-    types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
-    own = file.schema_arrow.remove_metadata()
+    types = {f.name: f.type for f in pa.schema(version.handle.schema())} if version is not None else {}
+    own = without_views(file.schema_arrow.remove_metadata().empty_table()).schema
     schema = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in own])
-    ids = row_ids(table, handle) if handle is not None else None
+    ids = version.ids if version is not None else None
     lacking = [f for f in ids.fields if f.name not in schema.names] if ids is not None else []
-    writer = StagedWriter(table, pa.schema([*schema, *lacking]), folder=path[: path.rfind("/") + 1])
+    writer = StagedWriter(table, pa.schema([*schema, *lacking]), folder=folder_of(path), mark=mark_of(path))
     first = 0
     for group, mask in enumerate(masks):
         first += len(mask)
@@ -589,7 +604,7 @@ class RecoverTask(WorkerJob[FoundIds]):
             file = pq.ParquetFile(source)
             wanted = [c for c in file.schema_arrow.names if c in written or is_person(c, self.people.column)]
             for group in range(file.num_row_groups):
-                rows = file.read_row_group(group, wanted)
+                rows = without_views(file.read_row_group(group, wanted))
                 for column in wanted:
                     ids |= _erased_ids(column, rows.column(column), people)
         # Bytes that are not UTF-8 cannot be an id on a command line.

@@ -25,7 +25,7 @@ from game_events.lakehouse.commits.enabling import enable
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.data.layout import NO_DAY, days_of_files, writer_of
 from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
-from game_events.lakehouse.data.row_ids import row_ids
+from game_events.lakehouse.data.rewriting import row_ids
 from game_events.lakehouse.data.staging import has_mark
 from game_events.lakehouse.laying_out import count, lay_out, not_laid_out, without_statistics
 from game_events.lakehouse.maintenance import FULL_GOAL, LOOP_GOAL, join_files, small_files

@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 
 from game_events.errors import ConflictError, DataError, LostFileError, TransientError
+from game_events.lakehouse.data.rewriting import Rewriting
 from game_events.lakehouse.tables import PARTITIONED, TABLES, paths
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.retention import expire as expiring
-from game_events.pipeline.retention import files, raw_values
+from game_events.pipeline.retention import raw_values
 from game_events_tests.support.tables import fails_before
 from game_events_tests.unit.pipeline.retention.world import World, events
 
@@ -126,18 +127,18 @@ def test_a_file_that_is_lost_when_it_is_written_again_is_left_and_the_others_are
     world.load([100, 1])
     world.load([90, 2])
     (lost,) = files_of_batch(world, 1)
-    usual = files._rewritten
+    usual = Rewriting.one_by_one
 
-    def first_is_lost(table, handle, path, change):
-        if path == lost:
-            raise LostFileError(f"{path} cannot be read")
-        return usual(table, handle, path, change)
+    def first_is_lost(again, paths, change=None):
+        if list(paths) == [lost]:
+            raise LostFileError(f"{lost} cannot be read")
+        return usual(again, paths, change)
 
-    monkeypatch.setattr(files, "_rewritten", first_is_lost)
+    monkeypatch.setattr(Rewriting, "one_by_one", first_is_lost)
     done = maintained(world, "bronze_events")
     assert "cannot be read" in done.error
     assert (done.expired + done.raw_values, done.expired_later) == (1, layer == "bronze")
-    monkeypatch.setattr(files, "_rewritten", usual)
+    monkeypatch.setattr(Rewriting, "one_by_one", usual)
     done = maintained(world, "bronze_events")
     assert (done.error, done.expired + done.raw_values) == (None, 1)
 

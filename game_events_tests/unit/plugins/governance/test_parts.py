@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -271,6 +272,20 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     os.utime(Path(table.uri) / young.path, (old, old))
     remove_old_files(pipeline, account, wanted)
     assert not (Path(table.uri) / young.path).exists()
+
+
+def test_rows_of_theirs_that_another_engine_has_changed_go_from_the_files_of_changes_too(pipeline):
+    table = replace(pipeline.lakehouse.table("gold_x_old"), features=("changeDataFeed",))
+    make(table, ["ann", WHOM])
+    DeltaTable(table.uri).update(updates={"n": "7"}, predicate=f"gamer_id = '{WHOM}'")
+    (changes,) = Path(table.uri, "_change_data").iterdir()
+    assert WHOM in pq.read_table(changes)["gamer_id"].to_pylist()
+    erase(table, WHOM)
+    account = Erasure()
+    remove_old_files(pipeline, account, PeopleToErase("gamer_id", "game_name", frozenset({WHOM})))
+    assert not changes.exists()
+    assert not account.kept_files
+    assert read_arrow(table, table.open())["gamer_id"].to_pylist() == ["ann"]
 
 
 def test_a_power_cut_at_any_deletion_leaves_tables_that_can_be_read(pipeline, monkeypatch):
