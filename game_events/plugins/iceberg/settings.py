@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -73,20 +73,21 @@ def _configured() -> Iterator[tuple[str, str]]:
 def _in_file(file: Path, changed: int) -> tuple[tuple[str, str], ...]:  # noqa: ARG001 - a part of the key
     """Properties of a file. One that is no YAML has none, and of an error about it no text is shown (`current.why`)."""
     try:
-        return tuple(_flat("", yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)))  # noqa: S506 - texts alone
-    except (yaml.YAMLError, ValueError):
+        return tuple(_flat("", yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)))
+    except (yaml.YAMLError, ValueError, RecursionError):
         return ()
 
 
-def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(f"{name}.{key}", inner)
-    elif isinstance(value, list):
-        for inner in value:
+def _flat(name: str, node: yaml.Node | None) -> Iterator[tuple[str, str]]:
+    """The texts of a file as they are written there: `0123` is a password, not a number."""
+    if isinstance(node, yaml.MappingNode):
+        for key, inner in node.value:
+            yield from _flat(f"{name}.{key.value}", inner)
+    elif isinstance(node, yaml.SequenceNode):
+        for inner in node.value:
             yield from _flat(name, inner)
-    else:
-        yield name, str(value)
+    elif node is not None:
+        yield name, str(node.value)
 
 
 def _parts(name: str, value: str) -> Iterator[str]:

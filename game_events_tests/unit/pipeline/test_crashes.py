@@ -86,6 +86,13 @@ def spread(table: Table, count: int) -> None:
     put(table, {"n": range(count), "event_timestamp": pa.array(days, pa.timestamp("us", "UTC"))}, info={BATCH_INFO: "1"})
 
 
+def entries_without_checkpoint(table: Table) -> int:
+    """Entries of the log after the newest checkpoint: a writer may have made one at any of these."""
+    log = Path(table.uri, "_delta_log")
+    newest = max((file.name[:20] for file in log.glob("*.checkpoint.parquet")), default="")
+    return sum(file.name[:20] > newest for file in log.glob("*.json"))
+
+
 def log_entries(table: Table) -> int:
     return len(list(Path(table.uri, "_delta_log").glob("*.json")))
 
