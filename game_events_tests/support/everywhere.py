@@ -189,14 +189,22 @@ def _ordered(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
             yield field.name, field.type
 
 
+def tried_of(kind: pa.DataType) -> list[Any]:
+    """Values that are tried of each column of a type: of 32 bits, as readers that round what they are asked find other rows."""
+    tried = list(next((VALUES[name] for is_kind, name in _TRIED if is_kind(kind)), []))
+    if not pa.types.is_float32(kind):
+        return tried
+    return [value for value in tried if math.isnan(value) or value == pa.scalar(value, kind).as_py()]
+
+
 def drawn(draw: Random, schema: pa.Schema, rows: Sequence[Mapping[str, Any]], most: int) -> list[Predicate]:
     """Predicates on edge values of each column and on values that it has; each column has one of NULL."""
     found: list[Predicate] = []
     for column, kind in _ordered(schema):
         held = list({repr(value): value for row in rows if (value := value_of(row, column)) is not None}.values())
         ends = [min(held, key=_sorted), max(held, key=_sorted)] if held else []
-        tried = next((VALUES[name] for is_kind, name in _TRIED if is_kind(kind)), [])
-        values = [*ends, *draw.sample(held, min(2, len(held))), *draw.sample(list(tried), min(2, len(tried)))]
+        tried = tried_of(kind)
+        values = [*ends, *draw.sample(held, min(2, len(held))), *draw.sample(tried, min(2, len(tried)))]
         found += [Predicate(column, draw.choice(COMPARISONS), value) for value in values]
         if len(values) > 1:
             found.append(Predicate(column, "in", (values[-1], values[0])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from random import Random
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,7 +15,7 @@ from game_events_tests.scenarios.fuzz.running import FILES, KAFKA, Fuzz
 from game_events_tests.scenarios.fuzz.steps import STEPS, Step, sequence
 from game_events_tests.scenarios.fuzz.world import World
 from game_events_tests.support.edge_values import Predicate
-from game_events_tests.support.everywhere import holds
+from game_events_tests.support.everywhere import holds, tried_of
 from game_events_tests.support.readers import Polars
 
 #: What fits into a minute or two.
@@ -76,6 +77,13 @@ def test_a_predicate_holds_as_in_sql() -> None:
     assert holds(Predicate("s", ">", "\uffff"), "\U00010000"), "texts are compared by their code points"
     assert not holds(Predicate("s", "<>", "a"), None)
     assert holds(Predicate("s", "null"), None)
+
+
+def test_a_column_of_32_bits_is_compared_with_numbers_of_32_bits_as_some_readers_round_others() -> None:
+    assert 5e-324 in tried_of(pa.float64())
+    narrow = tried_of(pa.float32())
+    assert 5e-324 not in narrow
+    assert {repr(value) for value in narrow} >= {"nan", "inf", "-inf", "-0.0", "0.0"}
 
 
 def test_a_seed_has_the_same_steps_each_time_and_each_kind_of_step_comes() -> None:
