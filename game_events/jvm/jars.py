@@ -66,30 +66,32 @@ class Group:
         return PINS if self.folder is None else self.folder / PINS.name
 
 
-#: Minor versions of Spark that this version runs on: Delta's jar and Spark's way to S3 are other ones for each.
+#: Minor versions of Spark for which Java parts are pinned: Delta's jar and Spark's way to S3 are other ones for each.
 SPARK_SERIES = ("4.0", "4.1", "4.2")
+#: Those of them that all tests have passed on; a PySpark of another one is refused.
+SUPPORTED_SERIES = ("4.0",)
 SPARK = {series: Group("spark", (f"spark-{series}",), "Delta (about 17 MB, once per machine)") for series in SPARK_SERIES}
 S3 = {series: Group("s3", (f"s3-{series}",), "Spark's way to S3 (about 9 MB, once per machine)") for series in SPARK_SERIES}
 STACK = Group("stack", ("kafka", "registry"), "a Kafka broker and a Schema Registry (about 150 MB, once per machine)")
 
 
 def groups() -> Mapping[str, Group]:
-    """The groups by name, with the jars for the installed PySpark; ConfigurationError if it is not one of `SPARK_SERIES`."""
+    """The groups by name, with the jars for the installed PySpark; ConfigurationError if that is not supported."""
     series = spark_series()
     return {group.name: group for group in (SPARK[series], STACK, S3[series])}
 
 
 def spark_series() -> str:
-    """Minor version of the installed PySpark, e.g. 4.2; ConfigurationError if it is not one of `SPARK_SERIES`."""
+    """Minor version of the installed PySpark, e.g. 4.0; ConfigurationError if it is not one of `SUPPORTED_SERIES`."""
     try:
         installed = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigurationError("PySpark is not installed: install this project's requirements again") from None
     series = ".".join(installed.split(".")[:2])
-    if series not in SPARK_SERIES:
+    if series not in SUPPORTED_SERIES:
         raise ConfigurationError(
-            f"PySpark {installed} is installed, and this version runs on {', '.join(SPARK_SERIES)}: "
-            f"pip install 'pyspark[connect]=={SPARK_SERIES[-1]}.*'"
+            f"PySpark {installed} is installed, and this version runs on {', '.join(SUPPORTED_SERIES)}: "
+            f"pip install 'pyspark[connect]=={SUPPORTED_SERIES[-1]}.*'"
         )
     return series
 
